@@ -116,7 +116,7 @@ def _data(name: str, result: Results) -> dict[str, Any]:
 def _grids(results: dict[str, Results], *, verbose: bool) -> "Iterator[Grid]":
     """Yield a table of all encodings, then a table for each with its failures, or `verbose` all findings."""
     from pe_bench.render.grid import Cell, plain_grid
-    from pe_bench.report.looks import verdict_cell
+    from pe_bench.report.marks import verdict_cell
 
     summary: list[list[Cell | str]] = []
     for name, result in results.items():

@@ -52,7 +52,7 @@ from pe_bench.runs.find import (
     scores_checkpoint,
     tagged_runs,
 )
-from pe_bench.runs.folder import RunFolder, folders_in, read_all, read_unfinished
+from pe_bench.runs.folder import RunFolder, read_all, read_unfinished
 from pe_bench.runs.rows import ALL, APART, POSITIONS, PROBE, Row, one_a_run, read_rows
 from pe_bench.runs.scores import RECALL
 from pe_bench.runs.typed import results_option, tags_of
@@ -62,18 +62,13 @@ from pe_bench.values import check_folder, check_type, listed, unknown
 
 @dataclass(frozen=True)
 class Report:
-    """Tables to show.
-
-    probes: of the same runs. others: how many more tables there are. folder_of: what was read of a run, by
-    its name. problems: what is left out, and what is not known of a run; the notes of the last table have
-    them too.
-    """
+    """The tables of levels and of probes to show."""
 
     tables: list[Table]
-    others: int
-    folder_of: Callable[[str], RunFolder]
-    problems: tuple[str, ...] = ()
-    probes: tuple[ProbeTable, ...] = ()
+    others: int  # the number of tables that are not shown
+    folder_of: Callable[[str], RunFolder]  # the folder of a run, by its name
+    problems: tuple[str, ...] = ()  # runs left out, and unknown facts; also in the notes of the last table
+    probes: tuple[ProbeTable, ...] = ()  # of the same runs
 
 
 def read_report(
@@ -87,12 +82,15 @@ def read_report(
     probe: bool = False,
     **options: Any,
 ) -> Report:
-    """Return the tables of the named runs, of a selection or of everything, or those with the newest run.
+    """Return the tables of the named runs, of a selection, of all runs, or only those with the newest run.
 
-    probe: require probes in place of levels. options: those of `api.results`. Raises
-    `UserError` for values that are not possible, and where there is nothing to show.
+    everything: without names or conditions, the tables of all runs. probe: require probes in place of levels.
+    options: as in `api.results`. Raises `UserError` for values that are not possible, and if there is nothing
+    to show.
     """
-    by, best, margin = (options.get(name) for name in ("by", "best", "margin"))
+    by = options.get("by")
+    best = options.get("best")
+    margin = options.get("margin")
     protocol = check_type(options.get("protocol"), Protocol | None, "protocol")
     part = check_type(options.get("slice") or ALL, Slice, "slice")
     named = listed(runs)
@@ -125,10 +123,11 @@ def read_report(
     tag = options.get("tag")
     if tag is not None:
         tagged = [run.name for run in tagged_runs(folder, tag)]
-        names = tagged if names is None else [name for name in names if name in tagged]
-        require(
-            bool(names), f"none of these runs has the tag {tag}: `pe-bench list runs --tag {tag}` lists it"
-        )
+        if names is not None:
+            tagged = [name for name in names if name in tagged]
+        names = tagged
+        message = f"none of these runs has the tag {tag}: `pe-bench list runs --tag {tag}` lists it"
+        require(bool(names), message)
         newest_only = False
     elif newest_only:
         names = _newest_tag(folder)
@@ -147,7 +146,7 @@ def read_report(
 
 
 def _names_of(named: Sequence[str], results_dir: Path) -> list[str]:
-    """Return the names of the runs that are named, and of evaluations of checkpoints that have not ended."""
+    """Return the names of the runs that are named, and of unfinished evaluations of Hugging Face models."""
     unfinished = [each.folder for each in read_unfinished(results_dir)]
     names: list[str] = []
     finished: list[str] = []
@@ -162,20 +161,21 @@ def _names_of(named: Sequence[str], results_dir: Path) -> list[str]:
 
 
 def _is_named(folder: RunFolder, name: str) -> bool:
-    """Return whether a name is the beginning of the run's, or the Hugging Face model that it scores."""
+    """Return whether a name is the beginning of a run's name, or the Hugging Face model that it scores."""
     if folder.path.name.startswith(name):
         return True
     return is_checkpoint(name) and scores_checkpoint(folder, name)
 
 
 def _newest_tag(results_dir: Path) -> list[str] | None:
-    """Return the runs that have the newest tag of the run that finished last; None if it has no tag."""
+    """Return the runs with the newest tag of the run that finished last; None if that run has no tag."""
     newest = newest_run(read_all(results_dir).rows, results_dir)
     tags = [] if newest is None else tags_of(newest)
     if not tags:
         return None
-    say(f"tag: {tags[-1]}; all runs: pe-bench report{results_option(results_dir)} --all")
-    return [run.name for run in tagged_runs(results_dir, tags[-1])]
+    tag = tags[-1]
+    say(f"tag: {tag}; all runs: pe-bench report{results_option(results_dir)} --all")
+    return [run.name for run in tagged_runs(results_dir, tag)]
 
 
 def build_tables(
@@ -184,9 +184,9 @@ def build_tables(
     protocol: str | None = None,
     selection: Selection = EVERYTHING,
 ) -> list[Table]:
-    """Return the tables of all finished runs, or of those named, under all protocols or one.
+    """Return the tables of all finished runs or of the named runs, under all protocols or one.
 
-    Raises `UserError` when there is nothing to show, `RunError` when all of it is damaged.
+    Raises `UserError` if there is nothing to show, `RunError` if all runs are damaged.
     """
     return build_report(results_dir, runs, protocol, selection).tables
 
@@ -201,7 +201,7 @@ def build_report(
 ) -> Report:
     """Return the tables of `build_tables` with probes, or only the tables with the newest run."""
     rows, problems = _read(results_dir, names)
-    runs = ScoredRuns(folders_in(results_dir / "runs"), read_anchors(results_dir / "anchors"))
+    runs = ScoredRuns.read(results_dir)
     for key in selection.by:
         runs.require(rows, key, "--by")
     rows = rows if protocol is None else _of_protocol(rows, protocol)
@@ -209,13 +209,14 @@ def build_report(
         rows = runs.select(rows, selection.where)
     if selection.margin is None:
         selection = replace(selection, margin=_common_margin(rows, runs))
-    varying = selection.by  # in which rows of a table may differ
+    varying = selection.by  # the keys in which rows of a table may differ
     if selection.best is not None:
         rows, note = keep_best(rows, runs, selection.best)
         problems.append(note)
         varying = (*varying, selection.best)
-    groups = group_rows([row for row in rows if row.protocol not in APART], runs, varying)
-    probed = group_rows([row for row in rows if row.protocol == PROBE], runs, varying)
+    groups = group_rows(_of_levels(rows), runs, varying)
+    probe_rows = [row for row in rows if row.protocol == PROBE]
+    probed = group_rows(probe_rows, runs, varying)
     shown = groups
     if newest_only and len(groups) > 1:
         shown = groups_of_newest(groups, results_dir)
@@ -227,14 +228,21 @@ def build_report(
     tables = _tables(shown, rows, runs, selection)
     others = len(groups) - len(shown)
     _require_shown(tables, selection, others)
-    last = tables[-1]
-    last = replace(last, notes=(*last.notes, *problems), caveats=(*problems, *last.caveats))
-    return Report([*tables[:-1], last], others, runs.folder_of, tuple(problems), probes)
+    last = tables.pop()
+    caveats = (*problems, *last.caveats)
+    tables.append(replace(last, notes=(*last.notes, *problems), caveats=caveats))
+    return Report(tables, others, runs.folder_of, tuple(problems), probes)
+
+
+def _of_levels(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows of levels and controls, without probes and positions."""
+    return [row for row in rows if row.protocol not in APART]
 
 
 def _common_margin(rows: Sequence[Row], runs: ScoredRuns) -> float:
-    """Return the margin that all runs' configurations name, or MARGIN where they name several or none."""
-    named = {runs.folder_of(row.run).flat_config.get("report.margin", "") for row in one_a_run(rows)}
+    """Return the margin of all runs' configurations, or MARGIN if they have several margins or none."""
+    configs = [runs.folder_of(row.run).flat_config for row in one_a_run(rows)]
+    named = {config.get("report.margin", "") for config in configs}
     margins = {float(margin) for margin in named if is_number(margin)}
     return margins.pop() if len(margins) == 1 else MARGIN
 
@@ -244,38 +252,43 @@ def run_tables(
 ) -> list[Table]:
     """Return the table of one run's rows under one protocol and stride; `run` is its directory.
 
-    chosen: lengths that the user named. There are several where rows contradict each other, as in a damaged
-    file.
+    chosen: lengths that the user named. Rows that contradict each other, as in a damaged file, make several
+    tables.
     """
     rows = list(rows)
-    shown = tuple(str(length) for length in sorted({row.length for row in rows}))
+    lengths = sorted({row.length for row in rows})
+    shown = tuple(map(str, lengths))
     selection = Selection(where=(Condition("length", "=", shown),), margin=margin)
     folder = RunFolder(run)
     first = folder.first_stage
-    unchanged = folder if first is None else RunFolder(run.parent / first.run)
+    unchanged = folder
+    if first is not None:
+        unchanged = RunFolder(run.parent / first.run)
     rows += _references(rows, run, unchanged)
-    runs = ScoredRuns(
-        lambda name: unchanged if name == unchanged.path.name else folder, read_anchors(anchors_folder(run))
-    )
-    groups = group_rows([row for row in rows if row.protocol not in APART], runs, ())
-    return [replace(table, chosen=tuple(chosen)) for table in _tables(groups, rows, runs, selection)]
+
+    def folder_of(name: str) -> RunFolder:
+        return unchanged if name == unchanged.path.name else folder
+
+    runs = ScoredRuns(folder_of, read_anchors(anchors_folder(run)))
+    tables = _tables(group_rows(_of_levels(rows), runs, ()), rows, runs, selection)
+    return [replace(table, chosen=tuple(chosen)) for table in tables]
 
 
 def tables_of_rows(rows: Sequence[Row], results_dir: Path, margin: float) -> list[Table]:
     """Return the tables of rows of several runs in a folder of results."""
-    runs = ScoredRuns(folders_in(results_dir / "runs"), read_anchors(results_dir / "anchors"))
+    runs = ScoredRuns.read(results_dir)
     return _tables(group_rows(rows, runs, ()), rows, runs, Selection(margin=margin))
 
 
 def probes_of_rows(rows: Sequence[Row], folder_of: Callable[[str], RunFolder]) -> list[ProbeTable]:
-    """Return the tables of a probe's rows, which may be of several runs; folder_of: by a run's name."""
+    """Return the tables of a probe's rows, which may be of several runs. folder_of: by a run's name."""
     runs = ScoredRuns(folder_of, read_anchors(None))
     probed = [row for row in rows if row.protocol == PROBE]
     return probe_tables(group_rows(probed, runs, ()), runs, EVERYTHING)
 
 
 def _read(results_dir: Path, runs: Sequence[str] | None) -> tuple[list[Row], list[str]]:
-    """Return the rows of all runs or of those named that can be read, and what is left out."""
+    """Return the readable rows of all runs or of the named runs, and notes on the runs that are left out."""
     gathered = read_all(results_dir)
     unfinished = read_unfinished(results_dir)
     rows = [*gathered.rows]
@@ -290,40 +303,44 @@ def _read(results_dir: Path, runs: Sequence[str] | None) -> tuple[list[Row], lis
     if (tries / "runs").is_dir():
         message += f" (runs of try: --results-dir {tries})"
     require(bool(rows), message)
-    left_out = [f"left out: {line}" for line in dict.fromkeys(gathered.problems.values())]
-    partly_scored = [each for each in unfinished if each.rows]
-    if runs is None:
-        return rows, [*left_out, *(each.text for each in partly_scored)]
-    names = [Path(run).name for run in runs]
-    left_out += [each.text for each in partly_scored if each.folder.path.name in names]
+    problems = dict.fromkeys(gathered.problems.values())
+    left_out = [f"left out: {problem}" for problem in problems]
+    names = None if runs is None else [Path(run).name for run in runs]
+    for each in unfinished:
+        if each.rows and (names is None or each.folder.path.name in names):
+            left_out.append(each.text)
+    if names is None:
+        return rows, left_out
     readable = {row.run for row in rows}
     if readable.isdisjoint(names):
-        raise RunError("\n".join(gathered.problems.get(name, f"unknown run {name!r}") for name in names))
+        reasons = [gathered.problems.get(name, f"unknown run {name!r}") for name in names]
+        raise RunError("\n".join(reasons))
     return [row for row in rows if row.run in names], left_out
 
 
 def _of_protocol(rows: list[Row], protocol: str) -> list[Row]:
     """Return the rows under a protocol, and those of positions, which belong to any."""
-    there = sorted({row.protocol for row in rows}.difference(APART))
-    require(
-        protocol in there,
+    there = sorted({row.protocol for row in _of_levels(rows)})
+    message = (
         f"no score under the protocol {protocol!r}: these runs were scored under {', '.join(there)}; "
-        f"score one with `pe-bench eval RUN --protocol {protocol}`",
+        f"score one with `pe-bench eval RUN --protocol {protocol}`"
     )
+    require(protocol in there, message)
     return [row for row in rows if row.protocol in (protocol, POSITIONS)]
 
 
 def _references(rows: Sequence[Row], run: Path, unchanged: RunFolder) -> list[Row]:
-    """Return other rows on the same targets that say more of a run's.
+    """Return other rows on the same targets that a run's rows are compared with.
 
-    They are its own at a quarter of its training length, by which it is known what it gains within it, and
-    those of the unchanged model of a later stage.
+    They are the run's rows at a quarter of its training length, which show its gain within training, and the
+    rows of the unchanged model of a later stage.
     """
     scored = {row.key for row in rows}
     sets = {(row.target_hash, row.score_dtype) for row in rows}
     lengths = {row.length for row in rows}
     # Other protocols may share their targets with each other.
-    paired_rows = [row for row in read_rows(run / "eval.csv") if row.protocol == "paired"]
+    own_rows = read_rows(run / "eval.csv")
+    paired_rows = [row for row in own_rows if row.protocol == "paired"]
     references = [row for row in paired_rows if row.length == quarter_of(row.train_length)]
     if unchanged.path != run:
         at_lengths = [row for row in unchanged.rows if row.length in lengths]
@@ -333,13 +350,14 @@ def _references(rows: Sequence[Row], run: Path, unchanged: RunFolder) -> list[Ro
 
 
 def _require_shown(tables: Sequence[Table], selection: Selection, others: int) -> None:
-    """Raises `UserError` where the options leave nothing, or name what is nowhere."""
+    """Raise `UserError` if the options leave nothing, or name a baseline or a length that no table has."""
     elsewhere = f" ({others} other tables: --all)" if others else ""
     lengths = set().union(*(table.lengths for table in tables))
     conditions = ", ".join(map(str, selection.where))
     message = f"no score is left by --where {conditions}: `pe-bench list runs` shows what there is"
     require(bool(lengths), message)
-    if selection.baseline is not None and not any(table.baseline for table in tables):
+    has_baseline = any(table.baseline for table in tables)
+    if selection.baseline is not None and not has_baseline:
         lines = chain.from_iterable(table.all_lines for table in tables)
         labels = {line.label for line in lines}
         raise UserError(unknown(selection.baseline, "--baseline", labels) + elsewhere)
@@ -347,27 +365,30 @@ def _require_shown(tables: Sequence[Table], selection: Selection, others: int) -
     if selection.sort and selection.sort.isdecimal():
         named.insert(0, ("--sort", int(selection.sort)))
     for option, length in named:
-        message = f"{option} {length}: nothing was scored at that length; pe-bench eval RUN --lengths"
-        require(length in lengths, f"{message} {length} adds it{elsewhere}")
+        message = f"{option} {length}: nothing was scored at that length"
+        way_out = f"pe-bench eval RUN --lengths {length} adds it{elsewhere}"
+        require(length in lengths, f"{message}; {way_out}")
 
 
 # Tables
 
 
 def _tables(groups: Groups, rows: Sequence[Row], runs: ScoredRuns, selection: Selection) -> list[Table]:
-    """Return a table for each group; `rows` are those of all groups, and those of positions.
+    """Return a table for each group; `rows` are the rows of all groups and of positions.
 
-    Whatever its text says stands on one line, because a run may be a stranger's.
+    Texts of runs are put on one line each, because a stranger may have written them.
     """
     parts = {key: (group, group) for key, group in groups.items()}
     if selection.slice != ALL:
         parts = groups_of_slice(groups, selection.slice, runs)
-    tables = {key: _table(key, *pair, rows, runs, selection) for key, pair in parts.items()}
-    require(
-        bool(tables) or selection.slice == ALL,
+    tables = {}
+    for key, (sliced, unsliced) in parts.items():
+        tables[key] = _table(key, sliced, unsliced, rows, runs, selection)
+    message = (
         f"--slice {selection.slice}: no run here has that slice of its targets under the protocol paired; "
-        "pe-bench eval RUN... adds recall and novel without scoring again; --key-tokens-of JUDGE adds key",
+        "pe-bench eval RUN... adds recall and novel without scoring again; --key-tokens-of JUDGE adds key"
     )
+    require(bool(tables) or selection.slice == ALL, message)
     if selection.numbers_only:
         return in_one_line([*tables.values()])
     if selection.slice == ALL:
@@ -391,10 +412,13 @@ def _with_recall(table: Table, recall: Table) -> Table:
     """Return the table with the table of its recall targets, whose lines are in the same order."""
     if not recall.lines:
         return table
-    rank = {line.label: number for number, line in enumerate(table.lines)}
-    lines = sorted(recall.lines, key=lambda line: rank.get(line.label, len(rank)))
-    recall = replace(recall, lines=tuple(lines), chosen=table.chosen, ranked_at=None)
-    return replace(table, recall=recall)
+    places = {line.label: place for place, line in enumerate(table.lines)}
+
+    def place_of(line: Line) -> int:
+        return places.get(line.label, len(places))
+
+    lines = tuple(sorted(recall.lines, key=place_of))
+    return replace(table, recall=replace(recall, lines=lines, chosen=table.chosen, ranked_at=None))
 
 
 def _table(
@@ -405,17 +429,19 @@ def _table(
     runs: ScoredRuns,
     selection: Selection,
 ) -> Table:
-    """Return the table of a group of rows; `why` is empty, because it depends on the other tables.
+    """Return the table of a group of rows; its `why`, which depends on the other tables, is empty.
 
-    sliced, unsliced: the group's rows of the table's slice, and of all targets. rows: also those of
+    sliced, unsliced: the group's rows of the table's slice, and of all targets. rows: also the rows of
     positions, which only lines of all targets have.
     """
     ranks = rank_sets(row for row in sliced if row.control == "none")
     source = Source(sliced, unsliced, ranks, runs, selection.margin or MARGIN, key.train_length)
     is_of_all = key.slice == ALL
     names = {row.run for row in sliced}
-    positions = [row for row in rows if row.protocol == POSITIONS and row.run in names]
-    shown = [*sliced, *positions] if is_of_all else sliced
+    positions = [row for row in rows if row.protocol == POSITIONS]
+    shown = sliced
+    if is_of_all:
+        shown = [*sliced, *(row for row in positions if row.run in names)]
     by = labels_by(shown, runs, selection.by)
     lines = with_short_labels(lines_of(shown, source, by))
     lines += anchor_lines(source, key.slice)
@@ -424,10 +450,12 @@ def _table(
         lines = with_baseline(lines, baseline, source)
     lines = [_shown(line, key.train_length, selection) for line in lines]
     lines = [line for line in lines if line.records]
-    order = ordered([line for line in lines if not line.is_anchor], selection.sort, key.loss)
+    ranked = [line for line in lines if not line.is_anchor]
+    order = ordered(ranked, selection.sort, key.loss)
     lengths = lengths_of(order.lines)
     chosen = [length for length in lengths if length in selection.lengths]
-    if any((condition.key, condition.sign) == ("length", "=") for condition in selection.where):
+    conditions = [(condition.key, condition.sign) for condition in selection.where]
+    if ("length", "=") in conditions:
         chosen = lengths
     table = Table(
         key=key,
@@ -446,25 +474,31 @@ def _table(
 
 
 def _shown(line: Line, train_length: int, selection: Selection) -> Line:
-    """Return the line at the lengths that are shown, which are none of an encoding that is not."""
+    """Return the line with its records at the shown lengths; without any if its encoding is not shown."""
     encoding = None if line.is_anchor else line.scored_with
-    lengths = [length for length in line.records if selection.shows(length, train_length, encoding)]
-    return replace(line, records={length: line.records[length] for length in lengths}, rows=())
+    records = {}
+    for length, record in line.records.items():
+        if selection.shows(length, train_length, encoding):
+            records[length] = record
+    return replace(line, records=records, rows=())
 
 
 def _baseline_in(lines: Sequence[Line], name: str, runs: ScoredRuns) -> str:
-    """Return the label of the line that `--baseline` names: exactly, or as the only one of an encoding.
+    """Return the label of the line that `--baseline` names; empty without such a line.
 
-    Or of a checkpoint, by hf:....
+    The name is a label, the encoding of only one line, or hf:... for the only line of a Hugging Face model.
     """
     for line in lines:
         if name in (line.label, replace(line, has_short_label=False).label):
             return line.label
     trained = [line for line in lines if line.encoding == line.scored_with]
-    if is_checkpoint(name):
-        labels = [line.label for line in trained if scores_checkpoint(runs.folder_of(line.runs[0]), name)]
-    else:
-        labels = [line.label for line in trained if line.encoding == name]
+    labels = []
+    for line in trained:
+        is_named = line.encoding == name
+        if is_checkpoint(name):
+            is_named = scores_checkpoint(runs.folder_of(line.runs[0]), name)
+        if is_named:
+            labels.append(line.label)
     message = f"--baseline {name} may be several lines: {', '.join(labels)}; name one of them in full"
     require(len(labels) < 2, message)
     return labels[0] if labels else ""

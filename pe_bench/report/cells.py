@@ -1,11 +1,11 @@
-"""What a line of a table shows in the short form, with its marks."""
+"""The cells of a line in the short form: numbers with their marks, and answers in words."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from pe_bench.render.grid import MISSING, Cell
-from pe_bench.report.looks import look_of, verdict_cell
-from pe_bench.report.records import Line, Table, common_targets
+from pe_bench.report.marks import mark_of, verdict_cell
+from pe_bench.report.records import NEAR, Line, Table, common_targets
 
 MAX_PLAIN = 1e6  # bits per byte
 UNLEARNED = "not learned"
@@ -13,10 +13,7 @@ OTHER_TARGETS = "~"  # in place of a level, or after a number, of other targets 
 
 
 def number_text(value: float, sign: str = "") -> str:
-    """Return bits per byte with three decimals, in scientific notation if they are huge.
-
-    What rounds to 0 has no sign.
-    """
+    """Return a number with three decimals, or in scientific notation if it is huge; 0.000 has no sign."""
     if abs(value) >= MAX_PLAIN:
         return f"{value:{sign}.2e}"
     text = f"{value:{sign}.3f}"
@@ -24,12 +21,12 @@ def number_text(value: float, sign: str = "") -> str:
 
 
 def judged(number: float, verdict: str = "", of_models: str = "", sign: str = "") -> Cell:
-    """Return a number with its verdict's mark. The mark for these models alone precedes that of `unclear`."""
-    look = look_of(verdict)
-    mark = look.mark
+    """Return a number with its verdict's mark; the mark for only these models precedes `?` for unclear."""
+    mark = mark_of(verdict)
+    text = mark.text
     if verdict == "unclear":
-        mark = look_of(of_models).of_models + mark
-    return Cell(number_text(number, sign), mark, verdict, value=number, colour=look.colour)
+        text = mark_of(of_models).of_models + text
+    return Cell(number_text(number, sign), text, verdict, value=number, colour=mark.colour)
 
 
 def has_trained_level(table: Table) -> bool:
@@ -37,10 +34,11 @@ def has_trained_level(table: Table) -> bool:
 
 
 def lengths_of_short_table(table: Table) -> list[int]:
-    """Return the lengths beyond the training length, and others that were named.
+    """Return the lengths that have a column of changes or differences in the short form.
 
-    With a baseline, the training length is one of them, and a length is not at which nothing can be compared.
-    If no line has a level at the training length, all lengths are.
+    They are longer than the training length, or named by the user; all lengths if no line has a level at the
+    training length. With a baseline, the training length is among them, and lengths without any comparison
+    are not.
     """
     if not has_trained_level(table):
         return list(table.lengths)
@@ -57,12 +55,16 @@ def _is_short_length(length: int, table: Table) -> bool:
 
 
 def _is_compared(length: int, table: Table) -> bool:
-    """Whether a line shows a level or a difference from the baseline at a length."""
-    return any(value_at(line, length, table) is not None for line in table.all_lines)
+    """Return whether any line shows a level or a difference from the baseline at a length."""
+    cells = [value_at(line, length, table) for line in table.all_lines]
+    return any(cell is not None for cell in cells)
 
 
 def level_at_training(line: Line, table: Table) -> Cell | None:
-    """Return the level at the training length, with no mark except that of `not learned`."""
+    """Return the level of a line at the training length; None without a number.
+
+    The level of a task has the mark of its verdict, the level of text only the mark of `not learned`.
+    """
     record = line.records.get(table.key.train_length)
     if record is None or record.level is None:
         return None
@@ -78,8 +80,8 @@ def level_at_training(line: Line, table: Table) -> Cell | None:
 def value_at(line: Line, length: int, table: Table) -> Cell | None:
     """Return the cell of a line at a length: its change, or its difference from the baseline.
 
-    The baseline shows `(0)`, and every line its level if none was scored at the training length. The change
-    of a model that knows nothing has its `*`, because without a verdict it would read as one that holds.
+    The baseline shows `(0)`; every line shows its level if none was scored at the training length. The change
+    of a model that has learned nothing has the mark `*`, because without a mark it would read as `holds`.
     """
     record = line.records.get(length)
     if record is None or record.level is None:
@@ -108,15 +110,15 @@ def value_at(line: Line, length: int, table: Table) -> Cell | None:
 
 
 def _marked(cell: Cell, *, is_common: bool) -> Cell:
-    """Return the cell, with a mark if its number is of other targets than the levels beside it."""
+    """Return the cell, with the mark `~` if its number is not of the targets of the levels beside it."""
     return cell if is_common else replace(cell, mark=cell.mark + OTHER_TARGETS)
 
 
 def works_to(line: Line) -> Cell:
-    """Return the last length that works, and the first that does not unless that is near.
+    """Return the last length that works, and the first other length unless it is near.
 
-    A `?` says that it surely holds only to a shorter one. It is `not at all` if it fails at the training
-    length itself, and `-` if no length was judged.
+    The mark `?` says that the line surely holds only to a shorter length. The cell is `not at all` if the
+    line fails at the training length itself, and `-` if no length was judged.
     """
     point = line.break_point
     if point.works_to is None:
@@ -130,13 +132,14 @@ def works_to(line: Line) -> Cell:
 
 
 def context_answer(line: Line) -> Cell:
-    """Return one answer for all lengths: yes if it is yes at any, no if it is no at all that were judged.
+    """Return one answer for all lengths: `yes` if any length has it, `no` if all judged lengths have it.
 
-    It is `reads nothing` if the model surely gains nothing from most of its training length.
+    The answer is `reads nothing` if the model surely gains nothing from most of its training length.
     """
-    if line.reads_nothing and any(record.use for record in line.records.values()):
+    uses = [record.use for record in line.records.values() if record.use]
+    if line.reads_nothing and uses:
         return Cell("reads nothing")
-    answers = {record.use.uses_context for record in line.records.values() if record.use} - {""}
+    answers = {use.uses_context for use in uses} - {""}
     if not answers:
         return Cell(MISSING)
     if "yes" in answers:
@@ -149,12 +152,15 @@ def by_importance(
 ) -> list[int]:
     """Return the lengths in the order in which a narrow table keeps them.
 
-    Those that the user named come first, then the training length, the longest, twice the training length,
-    the last one before that at which a line stops to work, or else one that is just past the training length,
-    four times the training length, and the others from the longest on. stops: where lines stop to work.
+    The lengths that the user named come first; then the training length, the longest length, and twice the
+    training length; then the longest below twice the training length at which a line stops to work, or else
+    one just past the training length; then four times the training length, and the others, longest first.
+    stops: the lengths at which lines stop to work.
     """
-    just_past = max((length for length in lengths if train_length < length <= 1.25 * train_length), default=0)
-    breaks = max((length for length in stops if train_length < length < 2 * train_length), default=just_past)
-    first = (train_length, max(lengths, default=0), 2 * train_length, breaks, 4 * train_length)
+    longer = [length for length in lengths if length > train_length]
+    just_past = max((length for length in longer if length <= NEAR * train_length), default=0)
+    stops_near = [length for length in stops if train_length < length < 2 * train_length]
+    stop = max(stops_near, default=just_past)
+    first = (train_length, max(lengths, default=0), 2 * train_length, stop, 4 * train_length)
     order = [*named, *first, *sorted(lengths, reverse=True)]
     return [length for length in dict.fromkeys(order) if length in lengths]

@@ -2,10 +2,10 @@
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import chain, compress
+from itertools import chain, product
 from math import inf, isfinite
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +15,8 @@ from rich.text import Text
 from pe_bench.render import grid as grids
 from pe_bench.render.grid import MISSING, Cell, Column, Grid
 from pe_bench.report import cells, notes
-from pe_bench.report.looks import look_of, verdict_cell
-from pe_bench.report.records import BITS, ContextUse, Line, Paired, Record, Table
+from pe_bench.report.marks import mark_of, verdict_cell
+from pe_bench.report.records import BITS, ContextUse, Line, Number, Record, Table
 from pe_bench.report.statistics import Interval
 from pe_bench.system.terminal import csv_cell
 
@@ -72,9 +72,10 @@ WHOLE_OR_MISSING = (
 def short(
     table: Table, lengths: Sequence[int] | None = None, *, is_small: bool = False, is_narrow: bool = False
 ) -> Grid:
-    """Return the short form: a row an encoding, its level, one change a length, and two answers.
+    """Return the short form: a row for each encoding with its level, its changes, and two answers.
 
-    A small one has no break points. A narrow one has them beside the names, and a long heading on two lines.
+    is_small: without break points. is_narrow: with break points beside the names, and with a long heading on
+    two lines.
     """
     lengths = cells.lengths_of_short_table(table) if lengths is None else lengths
     lines = table.shown_lines
@@ -85,52 +86,58 @@ def short(
         columns.append(WORKS_TO)
         parts.append(works_to)
     if cells.has_trained_level(table):
-        # A baseline is compared with at the training length too: of its two columns the first is the level.
-        what = "level\nat" if table.baseline else "at"
-        columns.append(Column(f"{what} {table.key.train_length:,}"))
-        parts.append([cells.level_at_training(line, table) or Cell(MISSING) for line in lines])
+        # Differences from a baseline are shown at the training length too: its first column has the levels.
+        heading = "level\nat" if table.baseline else "at"
+        columns.append(Column(f"{heading} {table.key.train_length:,}"))
+        parts.append(_or_missing(cells.level_at_training(line, table) for line in lines))
     for length in lengths:
         columns.append(Column(f"{length:,}"))
-        parts.append([cells.value_at(line, length, table) or Cell(MISSING) for line in lines])
+        parts.append(_or_missing(cells.value_at(line, length, table) for line in lines))
     if not (is_narrow or is_small):
         columns.append(WORKS_TO)
         parts.append(works_to)
     if any(record.use for record in table.records):
         columns.append(Column("uses\ncontext" if is_narrow else "uses context"))
         parts.append([cells.context_answer(line) for line in lines])
-    rows = [_row_of(line, row) for line, *row in zip(lines, *parts, strict=True)]
+    by_line = zip(*parts, strict=True)
+    rows = [_row_of(line, [*row]) for line, row in zip(lines, by_line, strict=True)]
     dropped = [length for length in cells.lengths_of_short_table(table) if length not in lengths]
     return Grid(columns, rows, table.title, table.why, notes.short_notes(table, dropped))
+
+
+def _or_missing(column: Iterable[Cell | None]) -> list[Cell]:
+    return [cell or Cell(MISSING) for cell in column]
 
 
 def details_of(table: Table, lines: Sequence[Line] | None = None) -> list[Grid]:
     """Return the detailed form: a row for each line and length, and one for each line as a whole.
 
-    lines: those of the table that it has; all by default.
+    lines: the lines of the table to show; by default all.
     """
     lines = table.shown_lines if lines is None else lines
     rows = []
-    for line in lines:
-        rows += [
-            _score_row(line, line.records[length], table)
-            for length in table.lengths
-            if length in line.records
-        ]
-    by_length = Grid(_score_columns(table), rows, table.title, table.why, keys=2).without_empty()
-    return [by_length, _whole_lines(table, lines)]
+    for line, length in product(lines, table.lengths):
+        if length in line.records:
+            rows.append(_score_row(line, line.records[length], table))
+    by_length = Grid(_score_columns(table), rows, table.title, table.why, keys=2)
+    return [by_length.without_empty(), _whole_lines(table, lines)]
 
 
 def point_text(line: Line, record: Record, table: Table) -> str:
     """Return the facts at a point of a curve, a line each; the first names the point."""
+    facts = [f"{line.label} at {record.length:,} tokens"]
     row = zip(_score_columns(table), _score_row(line, record, table), strict=True)
-    facts = [f"{column.heading} {cell.text}".replace("\n", " ") for column, cell in [*row][2:] if cell.text]
-    return "\n".join([f"{line.label} at {record.length:,} tokens", *facts]).replace("\n±", " ±")
+    for column, cell in [*row][2:]:  # after the label and the length
+        if cell.text:
+            heading = column.heading.replace("\n", " ")
+            facts.append(f"{heading} {cell.text}")
+    return "\n".join(facts).replace("\n±", " ±")
 
 
 def _score_columns(table: Table) -> list[Column]:
     verdict = Column("verdict", is_left=True)
     half = Column("±")
-    level = [Column(table.measure.name), Column("95 %"), Column("accuracy"), Column("ppl")]
+    level = map(Column, (table.measure.name, "95 %", "accuracy", "ppl"))
     difference = Column(f"vs\n{table.baseline}", least=8)
     answers = [Column("uses\ncontext", is_left=True), Column("beats\nwindow", is_left=True)]
     changes = [Column("change"), half, verdict, difference, half, verdict]
@@ -139,23 +146,27 @@ def _score_columns(table: Table) -> list[Column]:
 
 def _score_row(line: Line, record: Record, table: Table) -> list[Cell]:
     """Return the cells of a line at a length, in the order of the columns of the details."""
-    difference = record.baseline or Paired()
+    difference = record.baseline or Number()
     has_levels_targets = table.has_targets_of_levels(record.compared)
-    is_same_set = difference.target_hash in ("", record.target_hash) and table.has_common_targets(record)
-    level_cells = [_level(line, record, table), *_answer_cells(record), _perplexity(record, table)]
-    change_cells = [
-        _signed(record.change, is_common=has_levels_targets),
-        half_width(record.interval),
-        verdict_cell(record.verdict if record.levels else ""),
-    ]
-    difference_cells = [
-        _signed(difference.mean, is_common=is_same_set),
-        half_width(difference.interval),
-        verdict_cell(difference.verdict),
-    ]
+    is_same_set = difference.target_hash in ("", record.target_hash)
+    change_verdict = record.verdict if record.levels else ""
     memory = "" if record.peak_memory_mb is None else f"{record.peak_memory_mb:,.0f}"
-    row = [Cell(line.label), Cell(f"{record.length:,}"), *level_cells, *change_cells, *difference_cells]
+    row = [
+        Cell(line.label),
+        Cell(f"{record.length:,}"),
+        _level(line, record, table),
+        *_answer_cells(record),
+        _perplexity(record, table),
+        *_number_cells(record.compared, change_verdict, is_common=has_levels_targets),
+    ]
+    is_common = is_same_set and table.has_common_targets(record)
+    row += _number_cells(difference, difference.verdict, is_common=is_common)
     return _row_of(line, [*row, *_context_cells(record.use), Cell(memory)])
+
+
+def _number_cells(number: Number, verdict: str, *, is_common: bool) -> list[Cell]:
+    """Return the mean, half of the interval and the verdict. is_common: of the targets of the levels."""
+    return [_signed(number.mean, is_common=is_common), half_width(number.interval), verdict_cell(verdict)]
 
 
 def _answer_cells(record: Record) -> list[Cell]:
@@ -163,28 +174,30 @@ def _answer_cells(record: Record) -> list[Cell]:
     if record.answers is None:
         return [Cell(), Cell()]
     exact = record.answers.exact
-    bounds = f"{cells.number_text(exact.low)} to {cells.number_text(exact.high)}"
-    return [Cell(bounds), Cell(cells.number_text(record.answers.accuracy.mean))]
+    low, high = map(cells.number_text, (exact.low, exact.high))
+    return [Cell(f"{low} to {high}"), Cell(cells.number_text(record.answers.accuracy.mean))]
 
 
 def _perplexity(record: Record, table: Table) -> Cell:
-    """Return the perplexity; empty for a task, and where it is of other targets than other lines'."""
-    if record.perplexity is None or record.answers is not None or not table.has_common_targets(record):
+    """Return the perplexity; empty for a task, and on other targets than those of most lines."""
+    if record.perplexity is None or record.answers is not None:
         return Cell()
-    return Cell(f"{record.perplexity:.4g}")
+    return Cell(f"{record.perplexity:.4g}" if table.has_common_targets(record) else "")
 
 
 def _context_cells(use: ContextUse | None) -> list[Cell]:
     """Return the two answers about far context; empty where no control was scored."""
-    if use is None:
-        return [verdict_cell(""), verdict_cell("")]
-    return [verdict_cell(use.uses_context or MISSING), verdict_cell(use.beats_window or MISSING)]
+    answers = ("", "")
+    if use is not None:
+        answers = (use.uses_context or MISSING, use.beats_window or MISSING)
+    return list(map(verdict_cell, answers))
 
 
 def _level(line: Line, record: Record, table: Table) -> Cell:
     """Return the level, marked if the line has not learned; the status if there is no level.
 
-    A number of seeds that is not the line's stands behind it. A level of other targets is not shown.
+    The number of seeds follows the level if it is not the line's: `3.012 (n=2)`. A level on other targets
+    than those of most lines is not shown.
     """
     if record.level is None:
         return replace(verdict_cell("fails"), text=record.status.replace("_", " "))
@@ -192,21 +205,21 @@ def _level(line: Line, record: Record, table: Table) -> Cell:
         return Cell(cells.OTHER_TARGETS)
     text = cells.number_text(record.level)
     if line.unlearned:
-        text += look_of(cells.UNLEARNED).mark
+        text += mark_of(cells.UNLEARNED).text
     if len(record.levels) != line.seeds:
         text += f" (n={len(record.levels)})"
     return Cell(text)
 
 
 def _row_of(line: Line, row: list[Cell]) -> list[Cell]:
-    """Return the row of a line; an anchor's is dim and without verdicts, because nothing judges it."""
+    """Return the row of a line; the row of an anchor is dim and has no verdicts."""
     if not line.is_anchor:
         return row
-    return [replace(cell, verdict="", colour=look_of("anchor").colour) for cell in row]
+    return [replace(cell, verdict="", colour=mark_of("anchor").colour) for cell in row]
 
 
 def _signed(value: float | None, *, is_common: bool) -> Cell:
-    """Return a number with its sign, and with a mark where its targets are not those of the levels."""
+    """Return a number with its sign, and with a mark if it is not of the targets of the levels."""
     if value is None:
         return Cell()
     mark = "" if is_common else cells.OTHER_TARGETS
@@ -226,14 +239,14 @@ def _whole_lines(table: Table, lines: Sequence[Line]) -> Grid:
     rows = []
     for line in lines:
         if not line.is_anchor:
-            texts = (line.label, str(line.break_point), f"{line.seeds}", f"{line.parameters:,}")
+            texts = (line.label, str(line.break_point), str(line.seeds), f"{line.parameters:,}")
             rows.append([*map(Cell, texts), _training_speed(line)])
-    below = [*notes.legend(table), *notes.meanings_of_words(table), *table.notes]
+    below = notes.legend(table) + notes.meanings_of_words(table) + [*table.notes]
     return Grid(columns, rows, ("each encoding as a whole",), notes=below, keys=1).without_empty()
 
 
 def _training_speed(line: Line) -> Cell:
-    """Return the speed of a line's training; empty for a checkpoint, which was trained elsewhere."""
+    """Return the speed of a line's training; empty for a Hugging Face model, which was trained elsewhere."""
     return Cell(f"{line.tokens_per_second:,.0f}") if line.tokens_per_second else Cell()
 
 
@@ -245,10 +258,11 @@ def show(
 ) -> None:
     """Print tables on the console, standard output by default, each in the short form or with its details.
 
-    hint: how to see more; a command that fits a line stays in one, so that it can be copied.
+    hint: the command that shows more, below the short form; not broken if it fits a line.
     """
     draw_table = _draw_details if details else _draw_short
-    grids.show([partial(draw_table, table) for table in tables], console, "" if details else hint)
+    drawn = [partial(draw_table, table) for table in tables]
+    grids.show(drawn, console, "" if details else hint)
 
 
 def to_markdown(tables: Sequence[Table], *, details: bool = False) -> str:
@@ -256,7 +270,7 @@ def to_markdown(tables: Sequence[Table], *, details: bool = False) -> str:
 
 
 def to_latex(tables: Sequence[Table], *, details: bool = False) -> str:
-    """Return tables for a paper: of many lengths the most important, changes with half of their interval."""
+    """Return tables for a paper, with the most important lengths and half of the interval of each change."""
     if details:
         return grids.to_latex(_documents(tables, details))
     return grids.to_latex([_for_paper(table) for table in tables])
@@ -265,7 +279,8 @@ def to_latex(tables: Sequence[Table], *, details: bool = False) -> str:
 def _for_paper(table: Table) -> Grid:
     lengths = cells.lengths_of_short_table(table)
     if len(lengths) > MAX_IN_PAPER:
-        lengths = sorted(_by_importance(table)[: max(MAX_IN_PAPER, len(table.chosen))])
+        most = max(MAX_IN_PAPER, len(table.chosen))
+        lengths = sorted(_by_importance(table)[:most])
     grid = _with_best(short(table, lengths), table, lengths)
     headings = {f"{length:,}": length for length in lengths}
     lengths_of_columns = [headings.get(column.heading) for column in grid.columns]
@@ -279,13 +294,13 @@ def _for_paper(table: Table) -> Grid:
 def _with_interval(cell: Cell, line: Line, length: int | None, table: Table) -> Cell:
     """Return the cell of a change, or of a difference from the baseline, with half of its interval."""
     record = None if length is None else line.records.get(length)
-    if record is None or cell.value is None or not cell.text.startswith(("+", "-", "0")):
+    if record is None or cell.value is None:
         return cell
-    compared = record.compared
-    if table.baseline:
-        compared = record.baseline or Paired()
+    compared = record.baseline if table.baseline else record.compared
+    if compared is None or compared.interval is None or not cell.text.startswith(("+", "-", "0")):
+        return cell
     half = half_width(compared.interval)
-    return replace(cell, text=f"{cell.text} ± {half.text}") if half.text else cell
+    return replace(cell, text=f"{cell.text} ± {half.text}")
 
 
 def _documents(tables: Sequence[Table], details: bool) -> list[Grid]:
@@ -297,9 +312,10 @@ def _documents(tables: Sequence[Table], details: bool) -> list[Grid]:
 
 def _with_best(grid: Grid, table: Table, lengths: Sequence[int]) -> Grid:
     """Return the short form with the best number of each column marked, and a note that explains the mark."""
-    numbers = cells.has_trained_level(table) + len(lengths)  # columns after that of the names
     columns: list[Sequence[Cell]] = [*zip(*grid.rows, strict=True)]
-    columns[1 : 1 + numbers] = [_mark_best(column, table) for column in columns[1 : 1 + numbers]]
+    numbers = cells.has_trained_level(table) + len(lengths)  # columns after the names
+    for number in range(1, min(1 + numbers, len(columns))):
+        columns[number] = _mark_best(columns[number], table)
     below = [*grid.notes]
     if any(cell.is_best for cell in chain.from_iterable(columns)):
         below.append(notes.best_text(table))
@@ -307,27 +323,37 @@ def _with_best(grid: Grid, table: Table, lengths: Sequence[int]) -> Grid:
 
 
 def _mark_best(column: Sequence[Cell], table: Table) -> Sequence[Cell]:
-    """Return a column with the best of its numbers marked, where there are at least two.
+    """Return a column with the best of its numbers marked if there are at least two.
 
     With a baseline, only differences that are surely better count; the baseline's own level does not.
     """
-    is_compared = [
-        line.is_ranked
-        and line.label != table.baseline
-        and cell.value is not None
-        and isfinite(cell.value)
-        and not cell.mark.endswith(cells.OTHER_TARGETS)
-        for line, cell in zip(table.shown_lines, column, strict=True)
-    ]
-    compared = list(compress(column, is_compared))
-    sure = [cell.value or 0.0 for cell in compared if not table.baseline or cell.verdict == "better"]
-    if len(compared) < 2 or not sure:
+    compared = _compared_numbers(column, table)
+    numbers = list(compared.values())
+    if table.baseline:
+        numbers = [number for place, number in compared.items() if column[place].verdict == "better"]
+    if len(compared) < 2 or not numbers:
         return column
-    best = cells.number_text(max(sure) if table.measure.higher_is_better else min(sure))
-    return [
-        replace(cell, is_best=counts and cells.number_text(cell.value or 0.0) == best)
-        for cell, counts in zip(column, is_compared, strict=True)
-    ]
+    best = cells.number_text(max(numbers) if table.measure.higher_is_better else min(numbers))
+    marked = []
+    for place, cell in enumerate(column):
+        is_best = place in compared and cells.number_text(compared[place]) == best
+        marked.append(replace(cell, is_best=is_best))
+    return marked
+
+
+def _compared_numbers(column: Sequence[Cell], table: Table) -> dict[int, float]:
+    """Return the numbers of a column that may be its best, by their places.
+
+    They are finite numbers of ranked lines on the same targets; the baseline has none.
+    """
+    numbers = {}
+    for place, (line, cell) in enumerate(zip(table.shown_lines, column, strict=True)):
+        is_compared = line.is_ranked and line.label != table.baseline
+        if not is_compared or cell.mark.endswith(cells.OTHER_TARGETS):
+            continue
+        if cell.value is not None and isfinite(cell.value):
+            numbers[place] = cell.value
+    return numbers
 
 
 def _draw_details(table: Table, width: int) -> list[RenderableType]:
@@ -341,32 +367,34 @@ def _draw_short(table: Table, width: int) -> list[RenderableType]:
     if grid.width() > width:
         grid = _narrowed(table, width)
     lines = replace(grid, notes=_few_notes(grid.notes, table)).draw(width)
-    if table.recall is None or all(record.verdict != "improves" for record in table.recall.records):
+    if table.recall is None:
+        return lines
+    if all(record.verdict != "improves" for record in table.recall.records):
         return lines
     return [*lines, Text(), *_recall(table.recall).draw(width)]
 
 
 def _few_notes(below: Sequence[str], table: Table) -> list[str]:
-    """Return the notes with as many of the table's caveats as have room beside what the marks mean."""
+    """Return the notes with as many of the table's caveats as fit below the meanings of the marks."""
     meanings = len(notes.meanings(table))
     caveats = below[meanings : meanings + len(table.caveats)]
     room = max(MAX_NOTES - meanings, MIN_CAVEATS)
     if len(caveats) <= room:
         return [*below]
-    shown = [*below[:meanings], *caveats[: room - 1]]
-    more = f"{len(caveats) - room + 1} more notes: --details"
-    return [*shown, more, *below[meanings + len(caveats) :]]
+    kept = caveats[: room - 1]
+    more = f"{len(caveats) - len(kept)} more notes: --details"
+    return [*below[:meanings], *kept, more, *below[meanings + len(caveats) :]]
 
 
 def _narrowed(table: Table, width: int) -> Grid:
     """Return the short form with as many lengths as fit.
 
-    Names are folded only where three lengths have no room beside them.
+    Names are folded only if three lengths have no room otherwise.
     """
     kept = _by_importance(table)
     for count in range(len(kept), 0, -1):
         grid = short(table, sorted(kept[:count]), is_narrow=True)
-        if grid.width() <= width or (count <= MIN_LENGTHS and grid.width(folded=True) <= width):
+        if grid.width(folded=count <= MIN_LENGTHS) <= width:
             return grid
     return short(table, [], is_narrow=True)
 
@@ -379,24 +407,27 @@ def _by_importance(table: Table) -> list[int]:
 
 
 def _recall(table: Table) -> Grid:
-    """Return the small table of a slice below that of all targets, with the lengths that tell most."""
-    controlled = {record.length for record in table.records if record.use}
+    """Return the small table of a slice, with the lengths that have controls, and the longest."""
     lengths = cells.lengths_of_short_table(table)
-    lengths = [length for length in lengths if length in controlled or length == lengths[-1]]
-    below = [f"{notes.slice_text(table)}; all lengths: --slice {table.key.slice}", table.lacking]
-    grid = short(table, lengths, is_small=True)
-    return replace(grid, title=[f"targets: {table.slice_name}"], why="", notes=list(filter(None, below)))
+    controlled = {record.length for record in table.records if record.use}
+    shown = controlled.union(lengths[-1:])
+    below = [f"{notes.slice_text(table)}; all lengths: --slice {table.key.slice}"]
+    if table.lacking:
+        below.append(table.lacking)
+    grid = short(table, [length for length in lengths if length in shown], is_small=True)
+    return replace(grid, title=[f"targets: {table.slice_name}"], why="", notes=below)
 
 
 # For other programs
 
 
 def to_csv(tables: Sequence[Table]) -> str:
-    """Return the rows of the frame as text in which a spreadsheet computes nothing."""
+    """Return the rows of the frame as CSV, in which a spreadsheet computes no formula."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(FRAME_COLUMNS)
-    writer.writerows([csv_cell(row.get(name)) for name in FRAME_COLUMNS] for row in _frame_rows(tables))
+    for row in _frame_rows(tables):
+        writer.writerow([csv_cell(row.get(name)) for name in FRAME_COLUMNS])
     return text.getvalue()
 
 
@@ -412,7 +443,7 @@ def to_frame(tables: Sequence[Table]) -> "pandas.DataFrame":
 
 
 def _frame_rows(tables: Sequence[Table]) -> list[dict[str, Any]]:
-    """Return the values of each line and length by their columns; what is missing is left out."""
+    """Return the values of each line and length by their columns; missing values are left out."""
     rows = []
     for table in tables:
         for line in table.all_lines:
@@ -423,41 +454,27 @@ def _frame_rows(tables: Sequence[Table]) -> list[dict[str, Any]]:
 
 
 def _line_values(line: Line) -> dict[str, Any]:
-    """Return the columns of a line that are no fields of it."""
-    return {
-        "anchor": line.is_anchor,
-        "break_point": str(line.break_point),
-        "holds_to": line.break_point.holds_to,
-        "works_to": line.break_point.works_to,
-        "stops_by": line.break_point.stops_by,
-        "breaks_at": line.break_point.breaks_at,
-    }
+    """Return the columns of a line that are not fields of `Line`."""
+    point = line.break_point
+    values = {"anchor": line.is_anchor, "break_point": str(point), "breaks_at": point.breaks_at}
+    values |= {"holds_to": point.holds_to, "works_to": point.works_to, "stops_by": point.stops_by}
+    return values
 
 
 def _record_values(record: Record, table: Table) -> dict[str, Any]:
-    """Return the columns of a record that are no fields of it; intervals by their mean and bounds."""
+    """Return the columns of a record that are not fields of `Record`; an interval has three columns."""
     use = record.use or ContextUse()
-    difference = record.baseline or Paired()
+    difference = record.baseline or Number()
     compared = record.compared
-    values = {
-        "bits_per_byte": record.level if table.measure is BITS else None,
-        "change": compared.mean,
-        "seeds": len(record.levels),
-        "seed_low": min(record.changes, default=None),
-        "seed_high": max(record.changes, default=None),
-        "uses_context": use.uses_context,
-        "beats_window": use.beats_window,
-        "baseline": table.baseline,
-        "difference": difference.mean,
-        "comparison": difference.verdict,
-    }
-    intervals = {
-        "change": compared.interval,
-        "change_of_models": compared.of_models,
-        "swap_gain": use.swap_gain,
-        "window_gain": use.window_gain,
-        "difference": difference.interval,
-    }
+    bits = record.level if table.measure is BITS else None
+    values: dict[str, Any] = {"bits_per_byte": bits, "seeds": len(record.levels), "change": compared.mean}
+    values["seed_low"] = min(record.changes, default=None)
+    values["seed_high"] = max(record.changes, default=None)
+    values |= {"uses_context": use.uses_context, "beats_window": use.beats_window}
+    values |= {"baseline": table.baseline, "difference": difference.mean, "comparison": difference.verdict}
+    intervals = {"swap_gain": use.swap_gain, "window_gain": use.window_gain}
+    intervals |= {"change": compared.interval, "change_of_models": compared.of_models}
+    intervals["difference"] = difference.interval
     if difference.interval is not None:
         values["compared_seeds"] = difference.interval.seeds
     if record.answers is not None:
@@ -466,5 +483,7 @@ def _record_values(record: Record, table: Table) -> dict[str, Any]:
         intervals["exact"] = record.answers.exact
     for name, interval in intervals.items():
         if interval is not None:
-            values |= {name: interval.mean, f"{name}_low": interval.low, f"{name}_high": interval.high}
+            values[name] = interval.mean
+            values[f"{name}_low"] = interval.low
+            values[f"{name}_high"] = interval.high
     return values

@@ -1,6 +1,6 @@
-"""What pictures of tables show: curves over context length or over position, and their notes.
+"""The charts of tables: curves over context length or over position, and their notes.
 
-Files and the page draw the same charts (`draw`).
+`draw` draws them, into files and on the page.
 """
 
 import math
@@ -16,7 +16,7 @@ from pe_bench.render.grid import join_parts
 from pe_bench.report.records import Line, PlotValues, Record, Table
 from pe_bench.report.statistics import student_interval
 
-MIN_SPAN = 10  # margins of the table, so that what changes by less than one looks flat
+MIN_SPAN = 10  # margins of the table, so that a change by less than one margin looks flat
 MAX_TITLE = 76  # characters
 MAX_DRAWN = 1e100  # beyond it floats are too coarse for an axis
 LENGTH_LABEL = "context length (tokens)"
@@ -27,27 +27,24 @@ NEARLY_ZERO = 0.1  # bits per byte; below it a log axis would magnify negligible
 
 @dataclass(frozen=True)
 class Point:
-    """A value at a length or position; low and high: its band, infinite where that is not known.
-
-    scored_on: the targets; values on others are of other text. seeds: over how many it is a mean.
-    """
+    """A value at a length or a position."""
 
     x: float
     value: float
-    low: float = -inf
+    low: float = -inf  # of its band, infinite if unknown
     high: float = inf
-    scored_on: str = ""
+    scored_on: str = ""  # the hash of its targets
     uses_context: bool = False
-    seeds: int = 1
+    seeds: int = 1  # of which the value is the mean
 
 
 @dataclass(frozen=True)
 class Curve:
-    """A line of the table; broken_at: the point at which it breaks, if it does."""
+    """A line of the table."""
 
     label: str
     points: tuple[Point, ...]
-    broken_at: Point | None = None
+    broken_at: Point | None = None  # the break point
 
     @property
     def segments(self) -> list[list[Point]]:
@@ -57,18 +54,14 @@ class Curve:
 
 @dataclass(frozen=True)
 class Chart:
-    """The curves of a table in its order.
-
-    values: levels or changes in bits per byte. lengths: ticks of the x axis; the last is where a curve ends
-    that has all of them. anchors: curves of models that cost no training.
-    """
+    """The curves of a table in its order."""
 
     table: Table
     curves: tuple[Curve, ...]
     values: PlotValues
-    lengths: tuple[int, ...]
+    lengths: tuple[int, ...]  # ticks of the x axis, up to the end of a whole curve
     x_label: str = LENGTH_LABEL
-    anchors: tuple[Curve, ...] = ()
+    anchors: tuple[Curve, ...] = ()  # models that cost no training
 
     @property
     def train_length(self) -> int:
@@ -100,8 +93,8 @@ class Chart:
         span = MIN_SPAN * self.table.margin
         if self.values == "change":
             return "symlog" if max(-low, high) > span else "linear"
-        is_wide = low > NEARLY_ZERO and high > LOGARITHMIC_FROM * low and high - low >= span
-        return "log" if is_wide else "linear"
+        is_wide = high > LOGARITHMIC_FROM * low and high - low >= span
+        return "log" if low > NEARLY_ZERO and is_wide else "linear"
 
     @property
     def y_label(self) -> str:
@@ -117,7 +110,8 @@ class Chart:
         """Return the meanings of the chart's crosses, gaps, bands, rings, grey margin and thin curves."""
         lines = self.table.lines
         notes = []
-        if any(line.longest for line in lines) and any(line.scored_with != line.encoding for line in lines):
+        is_scaled = any(line.scored_with != line.encoding for line in lines)
+        if is_scaled and any(line.longest for line in lines):
             notes.append("Dashed: scored with an encoding that was not trained.")
         if any(curve.broken_at for curve in self.curves):
             verbs = "be solved in part or not at all" if self.table.is_task else "degrade or fail"
@@ -138,27 +132,29 @@ class Chart:
         return notes
 
     def _band_text(self) -> str:
-        """Describe the bands. Those of two seeds are no interval, which would be many times as wide."""
+        """Return the meaning of the bands. The band of two seeds is no interval, which would be far wider."""
         if self.values == "change":
             return "the 95 % interval of the change, over documents and seeds"
         return "the 95 % interval of the mean over seeds; of two seeds, from the lower to the higher"
 
     def remark(self, curve: Curve) -> str:
         """Return the remark beside the name of a curve that ends early or has no point."""
-        if not curve.points and self._has_other_targets(curve.label):
+        if curve.points:
+            last = curve.points[-1].x
+            return f"(to {last:,.0f})" if last < self.lengths[-1] else ""
+        if self._has_other_targets(curve.label):
             return "(other targets)"
-        if not curve.points and self.values == "change":
+        if self.values == "change":
             return f"(none past {self.train_length:,})"
-        if not curve.points:
-            return "(no number)"
-        last = curve.points[-1].x
-        return f"(to {last:,.0f})" if last < self.lengths[-1] else ""
+        return "(no number)"
 
     def _has_other_targets(self, label: str) -> bool:
-        """Return whether a line has levels of other targets than those of the curves."""
-        line = next(line for line in self.table.lines if line.label == label)
-        records = [record for record in line.records.values() if record.levels]
-        return not all(self.table.is_drawn(record, record.target_hash) for record in records)
+        """Return whether a line has levels of other targets than the curves."""
+        [line] = (line for line in self.table.lines if line.label == label)
+        for record in line.records.values():
+            if record.levels and not self.table.is_drawn(record, record.target_hash):
+                return True
+        return False
 
 
 def chart_of(table: Table, values: PlotValues = "levels") -> Chart:
@@ -174,7 +170,7 @@ def chart_of(table: Table, values: PlotValues = "levels") -> Chart:
 
 
 def chart_over_position(table: Table) -> Chart:
-    """Return the chart of a table over the position of tokens: each has text of its own, and no verdict."""
+    """Return the chart of a table over the position of tokens; each has text of its own, and no verdict."""
     curves = []
     longest = 1.0
     for line in table.lines:
@@ -183,13 +179,15 @@ def chart_over_position(table: Table) -> Chart:
         longest = max([longest, *(point.x for point in points)])
         if line.positions:
             curves.append(Curve(line.label, points))
-    ticks = (2**power for power in range(int(math.log2(longest)) + 1))
+    octaves = int(math.log2(longest))
+    ticks = (2**octave for octave in range(octaves + 1))
     return Chart(table, tuple(curves), "levels", tuple(ticks), POSITION_LABEL)
 
 
 def _length_curve(line: Line, table: Table, values: PlotValues) -> Curve:
-    """Return levels at all lengths, or changes from the training length on: below it less context costs."""
-    scored = [record for _, record in sorted(line.records.items()) if _is_drawable(record.levels)]
+    """Return the curve of a line: levels at all lengths, or changes from the training length on."""
+    records = [record for _, record in sorted(line.records.items())]
+    scored = [record for record in records if _is_drawable(record.levels)]
     scored = [record for record in scored if table.is_drawn(record, record.target_hash)]
     if table.is_task:  # each length has examples of its own, which break no curve
         points = [_level_point(record.length, record.levels, "", record) for record in scored]
@@ -203,27 +201,22 @@ def _length_curve(line: Line, table: Table, values: PlotValues) -> Curve:
 
 
 def _changes(records: Sequence[Record], train_length: int) -> list[Point]:
-    """Return the changes that are known, after a zero at the training length."""
-    points = [
-        _change_point(record, record.change)
-        for record in records
-        if record.length >= train_length and record.change is not None and _is_drawable([record.change])
-    ]
-    is_start_known = any(record.length == train_length and record.change is None for record in records)
-    if points and is_start_known:
+    """Return the known changes as points, after a zero at the training length."""
+    records = [record for record in records if record.length >= train_length]
+    points = []
+    for record in records:
+        if record.change is not None and _is_drawable([record.change]):
+            points.append(_change_point(record, record.change))
+    starts = [record for record in records if record.length == train_length]
+    if points and any(record.change is None for record in starts):
         points.insert(0, Point(train_length, 0.0, scored_on=points[0].scored_on))
     return points
 
 
 def _change_point(record: Record, change: float) -> Point:
     """Return the point of a record's change, with the change's interval as its band."""
-    point = Point(
-        record.length,
-        change,
-        scored_on=record.compared.target_hash,
-        uses_context=_uses_context(record),
-        seeds=len(record.levels),
-    )
+    point = Point(record.length, change, scored_on=record.compared.target_hash)
+    point = replace(point, uses_context=_uses_context(record), seeds=len(record.levels))
     if record.interval is None:
         return point
     return replace(point, low=record.interval.low, high=record.interval.high)
@@ -235,7 +228,9 @@ def _is_comparable(record: Record, table: Table) -> bool:
 
 
 def _uses_context(record: Record | None) -> bool:
-    return record is not None and record.use is not None and record.use.uses_context == "yes"
+    if record is None or record.use is None:
+        return False
+    return record.use.uses_context == "yes"
 
 
 def _is_drawable(values: Sequence[float]) -> bool:

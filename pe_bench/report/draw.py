@@ -28,7 +28,7 @@ MAX_TICKS = 9  # on the y axis
 TICK_GAP, TICK_GAP_ON_PAGE = 26, 45  # points between two numbers; letters are larger in a narrow window
 NAME_GAP = 1.3 * paper.FONT  # points between the middles of two names
 NEAR_END = 0.9  # of the width: curves that end before it have no stroke to their names
-MAX_NAME, MAX_NAME_ON_PAGE = 52, 19  # characters: a stage's name stands whole in a file, which may be wide
+MAX_NAME, MAX_NAME_ON_PAGE = 52, 19  # characters: a file, which may be wide, has room for a stage's name
 SIDES, ABOVE_CURVES = 0.03, 0.1  # of the axes: margins beside the curves, and above and below them
 BROKEN = "#B3261E"
 LETTER = 0.29  # the width of a letter of a number, in gaps
@@ -37,7 +37,7 @@ LOG_STEPS = ((1, 1.5, 2, 3, 4, 5, 6, 8), (1, 2, 5))  # round numbers of a decade
 
 Styles = Mapping[str, Style]
 Losses = Mapping[str, Sequence[tuple[int, float]]]  # of each run, by its steps; nats per token
-Look = dict[str, Any]  # what matplotlib takes
+Keywords = dict[str, Any]  # of matplotlib's functions that draw
 
 
 def plot_tables(tables: Sequence[Table], path: Path, values: PlotValues = "levels") -> None:
@@ -48,30 +48,37 @@ def plot_tables(tables: Sequence[Table], path: Path, values: PlotValues = "level
 def draw(tables: Sequence[Table], values: PlotValues = "levels") -> Figure:
     """Return a figure with a panel for each table, one below the other.
 
-    Each has its title above and its notes below, and is as high as the names of its curves need.
+    A panel has its title above and its notes below, and is as high as the names of its curves need.
     """
     styles = _styles(tables)
     charts = [chart_of(table, values) for table in tables]
     titles = [paper.lines_height(chart.title, paper.FONT) for chart in charts]
-    panels = [max(PANEL_HEIGHT, NAME_GAP / 72 * len(chart.curves)) for chart in charts]
+    panels = [max(PANEL_HEIGHT, _names_height(chart)) for chart in charts]
     notes = [paper.wrapped(chart.notes) for chart in charts]
-    spaces = [ABOVE + BELOW + BETWEEN + paper.lines_height(note, paper.NOTE_FONT) for note in notes]
-    figure = paper.new_figure(paper.WIDTH, sum(titles) + sum(panels) + sum(spaces))
+    around = ABOVE + BELOW + BETWEEN
+    spaces = [around + paper.lines_height(note, paper.NOTE_FONT) for note in notes]
+    figure = paper.new_figure(paper.WIDTH, sum((*titles, *panels, *spaces)))
     top = 0.0
     for chart, title, panel, note, space in zip(charts, titles, panels, notes, spaces, strict=True):
         paper.place_text(figure, paper.LEFT, top, chart.title)
-        axes = paper.place_axes(figure, paper.LEFT, top + title + ABOVE, PANEL_WIDTH, panel)
+        top += title
+        axes = paper.place_axes(figure, paper.LEFT, top + ABOVE, PANEL_WIDTH, panel)
         _draw_panel(axes, chart, styles, PANEL_WIDTH, panel, MAX_NAME)
         axes.set_xlabel(chart.x_label)
         axes.set_ylabel(chart.y_label)
-        below = top + title + ABOVE + panel + BELOW
+        below = top + ABOVE + panel + BELOW
         paper.place_text(figure, paper.LEFT, below, note, fontsize=paper.NOTE_FONT, color=paper.GREY)
-        top += title + panel + space
+        top += panel + space
     return figure
 
 
+def _names_height(chart: Chart) -> float:
+    """Return the inches that the names of all curves need, one below the other."""
+    return NAME_GAP / 72 * len(chart.curves)
+
+
 def _styles(tables: Sequence[Table]) -> Styles:
-    """Return the styles of curves; in a family, lines scored with an untrained encoding are dashed."""
+    """Return the styles of curves; with later stages, lines scored with an untrained encoding are dashed."""
     lines = list(chain.from_iterable(table.lines for table in tables))
     styles = paper.styles_of(line.label for line in lines)
     if any(line.longest for line in lines):
@@ -89,24 +96,29 @@ def chart_svg(
 ) -> str:
     """Return the chart as an element of a page.
 
-    keys: what a curve and its row of the table have in common, by labels. texts: of each curve's points.
+    keys: by label, the attribute that a curve shares with its row of the table. texts: of the curves' points.
     """
-    height = max(ON_PAGE, NAME_GAP / 72 * len(chart.curves))
+    height = max(ON_PAGE, _names_height(chart))
     parts: dict[str, list[Attributes]] = {}
-    for curve, said in zip(chart.curves, texts, strict=True):
-        line = {"data-line": keys[curve.label]}
-        points = [{"class": "marker", "tabindex": "-1", "role": "img", "aria-label": text} for text in said]
-        look = {"class": f"line {class_of(styles[curve.label])}", **line}
-        parts[f"curve of {curve.label}"] = [look, *points]
+
+    def add(part: str, curve: Curve, kind: str) -> None:
+        parts[f"{part} {curve.label}"] = [{"class": kind, "data-line": keys[curve.label]}]
+
+    for curve, texts_of_points in zip(chart.curves, texts, strict=True):
+        add("curve of", curve, f"line {class_of(styles[curve.label])}")
+        for text in texts_of_points:
+            marker = {"class": "marker", "tabindex": "-1", "role": "img", "aria-label": text}
+            parts[f"curve of {curve.label}"].append(marker)
         for part in ("band", "ring", "break"):
-            parts[f"{part} of {curve.label}"] = [{"class": f"line {part}", **line}]
+            add(f"{part} of", curve, f"line {part}")
     for curve in (*chart.curves, *chart.anchors):
-        parts[f"name of {curve.label}"] = [{"class": "label", "data-line": keys[curve.label]}]
+        add("name of", curve, "label")
     for curve in chart.anchors:
-        parts[f"anchor {curve.label}"] = [{"class": "anchor", "data-line": keys[curve.label]}]
+        add("anchor", curve, "anchor")
 
     def page_figure() -> Figure:
-        figure = paper.new_figure(paper.WIDTH, ABOVE + height + BELOW / 2)
+        total = ABOVE + height + BELOW / 2
+        figure = paper.new_figure(paper.WIDTH, total)
         axes = paper.place_axes(figure, paper.LEFT, ABOVE, PAGE_PANEL, height)
         _draw_panel(axes, chart, styles, PAGE_PANEL, height, MAX_NAME_ON_PAGE)
         return figure
@@ -115,7 +127,7 @@ def chart_svg(
 
 
 def losses_svg(table: Table, losses: Losses, styles: Styles, key: str, keys: Mapping[str, str]) -> str:
-    """Return the training losses of a table's runs as an element of a page; empty where none is known."""
+    """Return the training losses of a table's runs as an element of a page; empty without any loss."""
     curves = []
     for line in table.lines:
         if line.scored_with == line.encoding:
@@ -127,10 +139,11 @@ def losses_svg(table: Table, losses: Losses, styles: Styles, key: str, keys: Map
         figure = paper.new_figure(paper.WIDTH, LOSSES + BELOW)
         axes = paper.place_axes(figure, paper.LEFT, 0.1, PAGE_PANEL, LOSSES)
         for label, points in curves:
-            look: Look = {"color": styles[label].colour, "linestyle": styles[label].stroke, "linewidth": 1.0}
+            style = styles[label]
+            keywords: Keywords = {"color": style.colour, "linestyle": style.stroke, "linewidth": 1.0}
             every = math.ceil(len(points) / MAX_LOSSES)
             steps, values = zip(*points[::every], strict=True)
-            axes.plot(steps, values, gid=f"losses of {label}", **look)
+            axes.plot(steps, values, gid=f"losses of {label}", **keywords)
         axes.grid(axis="y", color=paper.RULE)
         axes.set_xlabel("step")
         return figure
@@ -144,16 +157,18 @@ def losses_svg(table: Table, losses: Losses, styles: Styles, key: str, keys: Map
 
 def class_of(style: Style) -> str:
     """Return the classes of a colour and a stroke, which style.css has."""
-    return f"colour{paper.COLOURS.index(style.colour)} stroke{paper.STROKES.index(style.stroke)}"
+    colour = paper.COLOURS.index(style.colour)
+    stroke = paper.STROKES.index(style.stroke)
+    return f"colour{colour} stroke{stroke}"
 
 
 # Panels of curves
 
 
 def _draw_panel(axes: Axes, chart: Chart, styles: Styles, width: float, height: float, max_name: int) -> None:
-    """Draw all curves of a chart, with names of so many characters where they end; in inches.
+    """Draw all curves of a chart, with their names, of at most `max_name` characters, where they end.
 
-    The curves set the axes; bands, which may be very wide, do not.
+    width, height: of the panel, in inches. The curves set the axes; bands, which may be very wide, do not.
     """
     axes.set_xscale("log")
     if chart.shape == "symlog":
@@ -163,8 +178,8 @@ def _draw_panel(axes: Axes, chart: Chart, styles: Styles, width: float, height: 
     axes.margins(SIDES, ABOVE_CURVES)
     for curve in chart.curves:
         style = styles[curve.label]
-        look: Look = {"color": style.colour, "marker": style.marker, "linestyle": style.stroke}
-        _plot(axes, curve, f"curve of {curve.label}", linewidth=1.6, markersize=5, **look)
+        keywords: Keywords = {"color": style.colour, "marker": style.marker, "linestyle": style.stroke}
+        _plot(axes, curve, f"curve of {curve.label}", linewidth=1.6, markersize=5, **keywords)
     for anchor in chart.anchors:
         _plot(axes, anchor, f"anchor {anchor.label}", color=paper.GREY, linewidth=0.7, zorder=0.8)
     paper.mark_length(axes, chart.train_length, f"training length {chart.train_length:,}")
@@ -180,24 +195,27 @@ def _draw_panel(axes: Axes, chart: Chart, styles: Styles, width: float, height: 
     _name_ends(axes, chart, styles, 72 * width, 72 * height, max_name)
 
 
-def _plot(axes: Axes, curve: Curve, gid: str, **look: Any) -> None:
-    """Draw a curve, broken where the targets change: beyond are levels of other text."""
+def _plot(axes: Axes, curve: Curve, gid: str, **keywords: Any) -> None:
+    """Draw a curve, with a gap where the targets change."""
     for points in curve.segments:
-        axes.plot([point.x for point in points], [point.value for point in points], gid=gid, **look)
+        x = [point.x for point in points]
+        values = [point.value for point in points]
+        axes.plot(x, values, gid=gid, **keywords)
 
 
 def _draw_marks(axes: Axes, curve: Curve, colour: str) -> None:
     """Draw a curve's bands, a ring where far context is used, and a cross at the break point."""
     for points in curve.segments:
-        x, low, high = np.array([(point.x, point.low, point.high) for point in points]).T
-        band: Look = {"color": colour, "alpha": 0.15, "linewidth": 0, "gid": f"band of {curve.label}"}
+        bounds = [(point.x, point.low, point.high) for point in points]
+        x, low, high = np.array(bounds).T
+        band: Keywords = {"color": colour, "alpha": 0.15, "linewidth": 0, "gid": f"band of {curve.label}"}
         if (is_known := np.isfinite(low)).any():
             axes.fill_between(x, low, high, where=is_known.tolist(), **band)
     ringed = [point for point in curve.points if point.uses_context]
-    ring: Look = {"marker": "o", "markersize": 10, "markerfacecolor": "none"}
+    ring: Keywords = {"marker": "o", "markersize": 10, "markerfacecolor": "none"}
     _mark(axes, ringed, markeredgecolor=colour, gid=f"ring of {curve.label}", **ring)
     broken = [curve.broken_at] if curve.broken_at else []
-    cross: Look = {"color": BROKEN, "markeredgecolor": "white", "markeredgewidth": 0.5, "markersize": 8}
+    cross: Keywords = {"color": BROKEN, "markeredgecolor": "white", "markeredgewidth": 0.5, "markersize": 8}
     _mark(axes, broken, marker="X", gid=f"break of {curve.label}", **cross)
 
 
@@ -209,23 +227,25 @@ def _mark(axes: Axes, points: Sequence[Point], **style: Any) -> None:
 
 
 def _name_ends(axes: Axes, chart: Chart, styles: Styles, width: float, height: float, max_name: int) -> None:
-    """Write the names of curves beside the panel, as near their ends as possible, with thin strokes to them.
+    """Write the names of curves beside the panel, near the ends of the curves, with thin strokes to them.
 
-    width and height are in points. A curve without a number has its name at the right foot.
+    width, height: of the panel, in points. A curve without a number has its name at the lower right corner.
     """
     curves = [*chart.curves, *chart.anchors]
-    foot = Point(axes.get_xlim()[1], axes.get_ylim()[0])
-    ends = _shares(axes, [[foot, *curve.points][-1] for curve in curves])
+    corner = Point(axes.get_xlim()[1], axes.get_ylim()[0])
+    last_points = [curve.points[-1] if curve.points else corner for curve in curves]
+    ends = _shares(axes, last_points)
     places = spread_apart(height * ends[:, 1], NAME_GAP, height)
-    look: Look = {"va": "center", "annotation_clip": False}
+    keywords: Keywords = {"va": "center", "annotation_clip": False}
     for curve, (x, y), place in zip(curves, ends, places, strict=True):
         colour = styles[curve.label].colour if curve in chart.curves else paper.GREY
-        stroke: Look | None = None
+        stroke: Keywords | None = None
         if x > NEAR_END:  # a longer stroke would look like a curve
             stroke = {"arrowstyle": "-", "color": colour, "linewidth": 0.6}
             stroke |= {"shrinkA": 0, "shrinkB": 3, "relpos": (0, 0.5)}
+        name = f"{paper.shortened(curve.label, max_name)} {chart.remark(curve)}"
         axes.annotate(
-            f"{paper.shortened(curve.label, max_name)} {chart.remark(curve)}".rstrip(),
+            name.rstrip(),
             (x, y),
             xycoords="axes fraction",
             xytext=(1 + paper.FONT / width, place / height),
@@ -233,7 +253,7 @@ def _name_ends(axes: Axes, chart: Chart, styles: Styles, width: float, height: f
             color=colour,
             arrowprops=stroke,
             gid=f"name of {curve.label}",
-            **look,
+            **keywords,
         )
 
 
@@ -244,15 +264,16 @@ def _shares(axes: Axes, points: Sequence[Point]) -> np.ndarray:
 
 
 def spread_apart(preferred: np.ndarray, gap: float, height: float) -> np.ndarray:
-    """Return places [n] from 0 to `height`, `gap` apart or more, in the order of `preferred` [n] and near it.
+    """Return places [n] near the `preferred` places [n], in their order, at least `gap` apart.
 
-    Where n of them do not fit they go on beyond `height`.
+    They lie between 0 and `height`, or go on beyond `height` if there are too many.
     """
     order = np.argsort(preferred, kind="stable")
     steps = gap * np.arange(len(preferred))
-    nearest = np.clip(isotonic_regression(preferred[order] - steps).x, 0, max(0.0, height - steps[-1]))
+    nearest = isotonic_regression(preferred[order] - steps).x
+    most = max(0.0, height - steps[-1])
     places = np.empty(len(preferred))
-    places[order] = nearest + steps
+    places[order] = np.clip(nearest, 0, most) + steps
     return places
 
 
@@ -262,21 +283,23 @@ def spread_apart(preferred: np.ndarray, gap: float, height: float) -> np.ndarray
 def _set_lengths(axes: Axes, chart: Chart, width: float, gap: float) -> None:
     """Fix the axis of lengths of a panel, `width` points wide, with numbers at least `gap` points apart.
 
-    Long numbers need more. The training length gets its number first, then the longest.
+    Long numbers are further apart. The training length gets its number first, then the longest length.
     """
-    ends = axes.get_xlim()
-    axes.set_xlim(*ends)
-    ticks = sorted(length for length in chart.lengths if ends[0] <= length <= ends[1])
+    first, last = axes.get_xlim()
+    axes.set_xlim(first, last)
+    ticks = sorted(length for length in chart.lengths if first <= length <= last)
     top = axes.get_ylim()[1]
     shares = _shares(axes, [Point(tick, top) for tick in ticks])
     places = dict(zip(ticks, width * shares[:, 0], strict=True))
     labels: dict[int, str] = {}
 
     def has_room(tick: int, other: int) -> bool:
-        letters = (len(f"{tick:,}") + len(labels[other])) / 2
-        return abs(places[tick] - places[other]) >= gap * max(1, LETTER * letters)
+        letters = len(f"{tick:,}") + len(f"{other:,}")
+        apart = abs(places[tick] - places[other])
+        return apart >= gap * max(1, LETTER * letters / 2)
 
-    for tick in sorted(ticks, key=lambda length: (length != chart.train_length, -length)):
+    by_importance = sorted(ticks, key=lambda length: (length != chart.train_length, -length))
+    for tick in by_importance:
         if all(has_room(tick, other) for other in labels):
             labels[tick] = f"{tick:,}"
     axes.set_xticks(ticks, [labels.get(tick, "") for tick in ticks])
@@ -289,7 +312,8 @@ def _set_values(axes: Axes, chart: Chart) -> None:
     if chart.table.is_task:  # shares are 0 to 1
         low = -SIDES
         high = 1 + SIDES
-    missing = max(0.0, MIN_SPAN * chart.table.margin - (high - low)) / 2
+    span = max(high - low, MIN_SPAN * chart.table.margin)
+    missing = (span - (high - low)) / 2
     low -= missing
     high += missing
     axes.set_ylim(low, high)
@@ -299,16 +323,19 @@ def _set_values(axes: Axes, chart: Chart) -> None:
     elif chart.shape == "log":
         decades = math.log10(high / low)
         sparse = [steps for steps in LOG_STEPS if decades * len(steps) < MAX_TICKS]
-        axes.yaxis.set_major_locator(LogLocator(subs=(*sparse, (1,))[0], numticks=MAX_TICKS))
+        steps = sparse[0] if sparse else (1,)
+        axes.yaxis.set_major_locator(LogLocator(subs=steps, numticks=MAX_TICKS))
     else:
         locator = MaxNLocator(MAX_TICKS, steps=STEPS)
         axes.yaxis.set_major_locator(locator)
-        decimals = [f"{value:g}".partition(".")[2] for value in locator.tick_values(low, high)]
-        numbers = f".{max(map(len, decimals))}f"
+        texts = [f"{value:g}" for value in locator.tick_values(low, high)]
+        decimals = max(len(text.partition(".")[2]) for text in texts)
+        numbers = f".{decimals}f"
     sign = "+" if chart.values == "change" else ""
 
     def number_at(tick: float, _: float) -> str:
-        return f"{tick:{sign}{numbers}}" if tick else f"{tick:{numbers}}"
+        spec = f"{sign}{numbers}" if tick else numbers
+        return f"{tick:{spec}}"
 
     axes.yaxis.set_major_formatter(number_at)
     axes.yaxis.set_minor_locator(NullLocator())

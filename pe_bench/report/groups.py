@@ -1,7 +1,7 @@
-"""Which rows are selected, which of them share a table, which of these a slice has, what separates tables.
+"""Rows are selected, and grouped into tables; the rows of a slice; the values that separate tables.
 
-Rows of another setting (the model and how it was trained), data, tokenizer, training length,
-protocol, stride or precision of scores are another table: they are never averaged or ranked together.
+Rows with another setting (of the model or its training), data, tokenizer, training length, protocol, stride
+or precision of scores are another table: they are never averaged or ranked together.
 """
 
 import hashlib
@@ -40,46 +40,43 @@ Groups = dict[TableKey, list[Row]]
 
 @dataclass(frozen=True)
 class Selection:
-    """The choice of what is shown of all results, and how.
+    """The part of all results that a report shows, and the form of its tables."""
 
-    where: conditions that all hold. by: keys whose values set lines apart. best: a key of which each encoding
-    keeps its best value. sort: a length or a key of `KEYS`. baseline: an encoding. margin: bits per byte.
-    slice: the part of the targets that numbers are of. numbers_only: without what only a reader needs: notes,
-    and the small table of recall. lengths: those that are shown beside the training length; all where none is
-    named. labels: what lines that are shown were scored with; all if None.
-    """
-
-    where: tuple[Condition, ...] = ()
-    by: tuple[str, ...] = ()
-    best: str | None = None
-    sort: str | None = None
-    baseline: str | None = None
-    margin: float | None = None  # None: that of the runs
-    slice: str = ALL
-    numbers_only: bool = False
-    lengths: tuple[int, ...] = ()
-    labels: frozenset[str] | None = None
+    where: tuple[Condition, ...] = ()  # all of them hold
+    by: tuple[str, ...] = ()  # keys whose values set lines apart
+    best: str | None = None  # a key, of which each encoding keeps its best value
+    sort: str | None = None  # a length, or a key of `KEYS`
+    baseline: str | None = None  # the label or the encoding of a line
+    margin: float | None = None  # in bits per byte; None for the margin of the runs
+    slice: str = ALL  # the part of the targets that numbers are of
+    numbers_only: bool = False  # without notes and the small table of recall
+    lengths: tuple[int, ...] = ()  # that are shown with the training length; all if empty
+    labels: frozenset[str] | None = None  # of the encodings that lines were scored with; all if None
 
     def shows(self, length: int, train_length: int, scored_with: str | None) -> bool:
-        """Return whether a length of a line is shown; one that is not still serves as a reference.
+        """Return whether a length of a line is shown; other lengths still serve as references.
 
-        scored_with: None for an anchor, of which no encoding is asked.
+        scored_with: the label of the line's encoding; None for an anchor, which has none.
         """
         if self.lengths and length not in (*self.lengths, train_length):
             return False
         if self.labels is not None and scored_with not in (None, *self.labels):
             return False
         values = {"length": length, "scored_with": scored_with}
-        conditions = [condition for condition in self.where if values.get(condition.key) is not None]
-        return all(condition.holds(values[condition.key]) for condition in conditions)
+        for condition in self.where:
+            value = values.get(condition.key)
+            if value is not None and not condition.holds(value):
+                return False
+        return True
 
 
 EVERYTHING = Selection()
 
 
 def parse_by(word: str) -> tuple[str, ...]:
-    """`seed` or `train.lr,model.d_model`. Raises `UserError`."""
-    keys = tuple(dict.fromkeys(key.strip() for key in word.split(",") if key.strip()))
+    """Return the keys of a list such as `seed` or `train.lr,model.d_model`. Raises `UserError`."""
+    names = filter(None, map(str.strip, word.split(",")))
+    keys = tuple(dict.fromkeys(names))
     require(bool(keys), "--by is empty: name a key, such as --by seed or --by train.lr")
     for key in keys:
         check_key(key, "--by")
@@ -102,19 +99,21 @@ def keep_best(rows: Sequence[Row], runs: ScoredRuns, key: str) -> tuple[list[Row
     Raises `UserError` where a run has no validation loss.
     """
     runs.require(rows, key, "--best")
-    families: dict[tuple[Any, ...], dict[str, dict[int, Row]]] = {}
+    compared: dict[tuple[Any, ...], dict[str, dict[int, Row]]] = {}  # by value and seed
     for row in one_a_run(rows):
         setting = setting_without(row, runs, (key,))
-        family = (row.encoding, row.data_hash, row.tokenizer, setting, row.steps)
-        values = families.setdefault(family, {})
-        values.setdefault(str(runs.value(row, key)), {})[row.seed] = row
+        alike = (row.encoding, row.data_hash, row.tokenizer, setting, row.steps)
+        value = str(runs.value(row, key))
+        compared.setdefault(alike, {}).setdefault(value, {})[row.seed] = row
     kept: set[str] = set()
     chosen: list[str] = []
-    for (encoding, *_), values in families.items():
+    for (encoding, *_), values in compared.items():
         losses = {value: _mean_loss(values, value, runs) for value in values}
         best = min(losses, key=losses.__getitem__)
-        others = f" of {', '.join(sorted(values))}" if len(values) > 1 else ""
-        chosen.append(f"{encoding} {best}{others}")
+        choice = f"{encoding} {best}"
+        if len(values) > 1:
+            choice += f" of {', '.join(sorted(values))}"
+        chosen.append(choice)
         kept |= {row.run for row in values[best].values()}
     note = (
         f"the best {key} of each encoding: {'; '.join(chosen)}. Chosen by the mean validation loss at the "
@@ -125,9 +124,10 @@ def keep_best(rows: Sequence[Row], runs: ScoredRuns, key: str) -> tuple[list[Row
 
 def _mean_loss(values: Mapping[str, Mapping[int, Row]], value: str, runs: ScoredRuns) -> float:
     """Return the mean validation loss of a value's runs, over the seeds that all values have, if any."""
-    common = set.intersection(*(set(rows) for rows in values.values())) or set(values[value])
+    seeds_of_values = map(set, values.values())
+    common = set.intersection(*seeds_of_values)
     losses = []
-    for seed in sorted(common):
+    for seed in sorted(common or values[value]):
         run = values[value][seed].run
         loss = runs.folder_of(run).validation_loss
         if loss is None:
@@ -141,10 +141,11 @@ def _mean_loss(values: Mapping[str, Mapping[int, Row]], value: str, runs: Scored
 
 
 def group_rows(rows: Sequence[Row], runs: ScoredRuns, by: Sequence[str]) -> Groups:
-    """Return the rows of each table; those of quick runs are last. by: keys that may differ in a table."""
+    """Return the rows of each table; tables of quick runs are last. by: keys that may differ in a table."""
     groups: Groups = {}
     for key, group in grouped(rows, lambda row: _table_key(row, runs, by)).items():
-        groups[replace(key, **_chosen_values(group, runs, by))] = group
+        chosen = _chosen_values(group, runs, by)
+        groups[replace(key, **chosen)] = group
 
     def rank(key: TableKey) -> tuple[bool, tuple[object, ...]]:
         most_tokens = max(row.train_tokens for row in groups[key])
@@ -154,7 +155,7 @@ def group_rows(rows: Sequence[Row], runs: ScoredRuns, by: Sequence[str]) -> Grou
 
 
 def _as_first_stage(row: Row, runs: ScoredRuns) -> Row:
-    """Return the row with the facts of its first stage, in whose table it is."""
+    """Return the row of a later stage with the facts of its first stage, in whose table it is."""
     first = runs.folder_of(row.run).first_stage
     if first is None:
         return row
@@ -163,7 +164,7 @@ def _as_first_stage(row: Row, runs: ScoredRuns) -> Row:
 
 
 def _table_key(row: Row, runs: ScoredRuns, by: Sequence[str]) -> TableKey:
-    """Return the key of a row's table, without what all its runs chose."""
+    """Return the key of a row's table, without the values of `_chosen_values`."""
     row = _as_first_stage(row, runs)
     key = TableKey(
         model=row.model,
@@ -192,18 +193,17 @@ def _table_key(row: Row, runs: ScoredRuns, by: Sequence[str]) -> TableKey:
 def _order(key: TableKey) -> tuple[object, ...]:
     """Return the values that tables are sorted by; protocols and strides count last."""
     last = ("protocol", "stride_rule", "score_dtype")
+    first_values = [value for name, value in vars(key).items() if name not in last]
     protocols = {"paired": 0, "nonoverlapping": 1, "sliding": 2}
+    protocol = protocols.get(key.protocol, 3)
     stride = int(key.stride_rule) if key.stride_rule.isdecimal() else 0
-    return (
-        *(value for name, value in vars(key).items() if name not in last),
-        *(protocols.get(key.protocol, 3), stride, key.score_dtype != "float32", key.score_dtype),
-    )
+    return *first_values, protocol, stride, key.score_dtype != "float32", key.score_dtype
 
 
 def setting_without(row: Row, runs: ScoredRuns, by: Sequence[str]) -> str:
-    """Return a hash of what rows must share to be compared, except for these keys of the configuration.
+    """Return a hash of the values that rows must share to be compared, except for the keys `by`.
 
-    A key that is null counts like one that is missing: an older version did not have it.
+    A key that is null counts as missing, because configurations of older versions lack it.
     """
     config = runs.folder_of(row.run).flat_config
     left = {}
@@ -215,17 +215,22 @@ def setting_without(row: Row, runs: ScoredRuns, by: Sequence[str]) -> str:
 
 
 def _is_setting(key: str) -> bool:
-    """Return whether a key of the model or the training makes runs differ."""
-    return key.partition(".")[0] in ("model", "train") and key.rpartition(".")[2] not in NOT_IDENTITY
+    """Return whether a key of a configuration is of the model or the training, and makes runs differ."""
+    group, _, _ = key.partition(".")
+    _, _, name = key.rpartition(".")
+    return group in ("model", "train") and name not in NOT_IDENTITY
 
 
 def _chosen_values(rows: Sequence[Row], runs: ScoredRuns, by: Sequence[str]) -> dict[str, str]:
     """Return the chosen optimizer and model of a table's runs, without the keys of `by`, and the sizes."""
     first = rows[0]
     config = runs.folder_of(_as_first_stage(first, runs).run).flat_config
-    training = {key: config.get(key, usual) for key, usual in USUAL_TRAINING.items() if key not in by}
-    chosen = {key: value for key, value in training.items() if value != USUAL_TRAINING[key]}
-    values = {"training": " ".join(f"{key.partition('.')[2]}={value}" for key, value in chosen.items())}
+    chosen = []
+    for key, usual in USUAL_TRAINING.items():
+        value = config.get(key, usual)
+        if key not in by and value != usual:
+            chosen.append(f"{key.removeprefix('train.')}={value}")
+    values = {"training": " ".join(chosen)}
     if not is_checkpoint(first.model):
         values["changed"] = _changed_model(config, by)
         values["model_sizes"] = _sizes_of(rows)
@@ -237,7 +242,7 @@ def _chosen_values(rows: Sequence[Row], runs: ScoredRuns, by: Sequence[str]) -> 
 def _changed_model(config: Mapping[str, Any], by: Sequence[str]) -> str:
     """Return a run's differences from the shipped model of its name: `2 layers of 96`; empty without any.
 
-    Keys of `by` do not count. A difference in neither layers nor width is named by its keys.
+    Keys of `by` do not count. Differences in neither layers nor width are named by their keys.
     """
     shipped = shipped_model(str(config.get("model.name")))
     changed = {}
@@ -264,32 +269,33 @@ def _in_millions(parameters: int) -> str:
     millions = parameters / 1e6
     if millions >= 10:
         return f"{millions:,.0f}M"
-    return f"{millions:.1f}M" if millions >= 0.1 else f"{millions:.2g}M"
+    spec = ".1f" if millions >= 0.1 else ".2g"
+    return f"{millions:{spec}}M"
 
 
 def _size_of_checkpoint(row: Row, runs: ScoredRuns) -> str:
-    """Return a checkpoint's architecture, if known, its parameters, and their rounding in a GGUF file.
-
-    Such as `Llama, 0.26M` and `Llama, 0.26M, Q8_0`.
-    """
+    """Return the size of a Hugging Face model: `Llama, 0.26M`, or `Llama, 0.26M, Q8_0` from a GGUF file."""
     millions = row.parameters / 1e6
-    size = f"{millions:.2f}M" if millions < 10 else f"{millions:,.0f}M"
-    facts = runs.value(row, "checkpoint.architecture"), size, runs.value(row, "checkpoint.rounding")
-    return ", ".join(filter(None, facts))
+    spec = ".2f" if millions < 10 else ",.0f"
+    architecture = runs.value(row, "checkpoint.architecture")
+    rounding = runs.value(row, "checkpoint.rounding")
+    return ", ".join(filter(None, (architecture, f"{millions:{spec}}M", rounding)))
 
 
 def labels_by(rows: Sequence[Row], runs: ScoredRuns, by: Sequence[str]) -> Callable[[Row], str]:
-    """Return a function that says what tells a row's line from others, beside its encodings.
+    """Return a function that labels a row by the values that tell its line from others of its encodings.
 
-    These are the values of these keys, and of those in which later stages of one name differ.
+    They are the values of the keys `by`, and of the keys in which later stages of one name differ.
     """
-    runs_of_later_stages = {row.run for row in one_a_run(rows) if runs.folder_of(row.run).first_stage}
+    names = {row.run for row in rows}
+    runs_of_later_stages = {name for name in names if runs.folder_of(name).first_stage}
     later_rows = [row for row in rows if row.run in runs_of_later_stages]
     differing: dict[str, list[str]] = {}
     for encoding, stage_rows in grouped(later_rows, lambda row: row.encoding).items():
         settings = grouped(stage_rows, lambda row: row.setting)
         keys = differing_keys(settings.values(), runs) if len(settings) > 1 else []
-        differing[encoding] = [key for key in keys if key not in (*SOURCES, *by)]
+        ignored = {*SOURCES, *by}
+        differing[encoding] = [key for key in keys if key not in ignored]
 
     def part(row: Row, key: str) -> str:
         if key == "model" and is_checkpoint(row.model):
@@ -317,23 +323,25 @@ def newest_run(rows: Iterable[Row], results_dir: Path) -> Path | None:
 
 
 def groups_of_newest(groups: Groups, results_dir: Path) -> Groups:
-    """Return the groups that hold the run that finished last, or others of the sweep that trained it."""
+    """Return the groups with the run that finished last, or with other runs of its sweep."""
     newest = newest_run(chain.from_iterable(groups.values()), results_dir)
     if newest is None:
         return {}
     names = {run.name for run in (newest, *runs_of_sweep(newest, results_dir))}
-    return {key: group for key, group in groups.items() if any(row.run in names for row in group)}
+    return {key: rows for key, rows in groups.items() if not names.isdisjoint(map(BY_RUN, rows))}
 
 
 def few_names(names: Iterable[str]) -> str:
-    """Return the first few of the names, and how many more there are."""
+    """Return the first few of the names, and the number of the others: `rope, alibi and 3 more`."""
     names = list(dict.fromkeys(names))
-    more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
-    return f"{', '.join(names[:MAX_NAMES])}{more}"
+    text = ", ".join(names[:MAX_NAMES])
+    others = len(names) - MAX_NAMES
+    return f"{text} and {others} more" if others > 0 else text
 
 
 def list_lengths(lengths: Iterable[int]) -> str:
-    return ", ".join(f"{length:,}" for length in sorted(set(lengths)))
+    texts = [f"{length:,}" for length in sorted(set(lengths))]
+    return ", ".join(texts)
 
 
 # Slices
@@ -344,7 +352,7 @@ def groups_of_slice(
 ) -> dict[TableKey, tuple[list[Row], list[Row]]]:
     """Return, for each group and judge, the rows of a slice and of the group. Some runs may lack the slice.
 
-    If runs have different targets of one set in the slice, the rows with the most common ones are kept.
+    If runs have different targets of one set in the slice, the rows with the most common targets are kept.
     """
     sliced = {}
     for key, unsliced in groups.items():
@@ -370,7 +378,8 @@ def share_of(rows: Sequence[Row], unsliced: Sequence[Row]) -> float:
 def lacking_runs(rows: Sequence[Row], unsliced: Sequence[Row]) -> str:
     """Return a note on the runs that lack the slice, and so are not in the table; empty without any."""
     runs = {row.run for row in rows} | {row.judge for row in rows}  # a judge chooses no targets for itself
-    lacking = {row.run: row.encoding for row in unsliced if has_number(row) and row.run not in runs}
+    unsliced_rows = [row for row in unsliced if row.run not in runs]
+    lacking = {row.run: row.encoding for row in filter(has_number, unsliced_rows)}
     if not lacking or not rows:
         return ""
     name = rows[0].slice
@@ -412,24 +421,27 @@ def explain_separation(
 
     swept: the keys of configurations that differ between the tables, with their values in this one.
     """
-    names = [name for name in vars(tables[number]) if name != "setting"]
     values = {}
-    for name in names:
+    for name in vars(tables[number]):
         values[name] = {getattr(key, name) for key in tables}
     values["stride_rule"].discard("")  # of the other protocols
-    differing = [name.replace("_", " ") for name in names if len(values[name]) > 1]
+    differing = []
+    for name, used in values.items():
+        if name != "setting" and len(used) > 1:
+            differing.append(name.replace("_", " "))
     together = ""
     named = {replace(key, setting="") for key in tables}
     if len(named) < len(tables) and swept:
         for key, used in swept.items():
-            differing.append(f"{key} (here {', '.join(dict.fromkeys(map(str, used)))})")
+            here = ", ".join(dict.fromkeys(map(str, used)))
+            differing.append(f"{key} (here {here})")
         together = f"; lines of one table: pe-bench report --by {','.join(swept)}"
     elif len(named) < len(tables):
         setting = tables[number].setting[:8]
         differing.append(f"training settings (here {setting}; see the runs' config.yaml)")
-    if len(values["data"]) == 1 < len(values["data_hash"]) and values["model"] == {CHECKPOINTS}:
+    is_one_text = len(values["data"]) == 1 < len(values["data_hash"])
+    if is_one_text and values["model"] == {CHECKPOINTS}:
         together += "; other tokenizers make other targets of a text: compare bits per byte by eye"
-    return (
-        f"table {number + 1} of {len(tables)}: they differ in {', '.join(differing)}, "
-        f"and such rows are never averaged or ranked together{together}"
-    )
+    place = f"table {number + 1} of {len(tables)}"
+    differ = f"they differ in {', '.join(differing)}"
+    return f"{place}: {differ}, and such rows are never averaged or ranked together{together}"

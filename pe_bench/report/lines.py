@@ -1,12 +1,12 @@
-"""The lines of a table from its rows: which belong together, what each says, in which order they stand."""
+"""The lines of a table from its rows: their records, their differences from a baseline, and their order."""
 
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain
-from typing import NamedTuple
+from itertools import chain, product
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,10 +15,11 @@ from pe_bench.errors import RunError, require
 from pe_bench.report.records import (
     BITS,
     EXACT,
+    Answers,
     BreakPoint,
     Line,
     Measure,
-    Paired,
+    Number,
     Position,
     Record,
     Unlearned,
@@ -31,7 +32,6 @@ from pe_bench.report.verdicts import (
     find_break_point,
     judge_answers,
     judge_context,
-    judge_intervals,
     paired,
     pairs_of,
     unlearned,
@@ -56,15 +56,11 @@ from pe_bench.values import unknown
 
 @dataclass(frozen=True)
 class Source:
-    """What the lines of a table are made of.
+    """The rows of a table and their runs, from which its lines are made."""
 
-    rows: of the table's slice. unsliced: of the same runs, on all targets, which show whether a model has
-    learned anything. ranks: of the sets of targets.
-    """
-
-    rows: Sequence[Row]
-    unsliced: Sequence[Row]
-    ranks: Mapping[str, Rank]
+    rows: Sequence[Row]  # of the table's slice
+    unsliced: Sequence[Row]  # of the same runs on all targets, which show whether a model has learned
+    ranks: Mapping[str, Rank]  # of the sets of targets, by their hashes
     runs: ScoredRuns
     margin: float
     train_length: int
@@ -73,20 +69,25 @@ class Source:
 def lines_of(
     rows: Iterable[Row], source: Source, by: Callable[[Row], str], *, is_anchor: bool = False
 ) -> list[Line]:
-    """Return the lines of rows with their verdicts, except those against a baseline.
+    """Return the lines of rows with their verdicts, except verdicts on differences from a baseline.
 
-    by: returns what tells a row's line from others, beside its encodings. Seeds of one encoding are a line.
-    Runs of one encoding that share a seed differ in something that its name does not show. Which of them
-    belong together is then unknown, so each is a line.
+    by: labels a row by the values that tell its line from others of the same encodings. Seeds of one encoding
+    are a line. Runs of one encoding that share a seed differ in something that its name does not show: it is
+    unknown which runs belong together, so each run is a line.
     """
+
+    def line_key(row: Row) -> tuple[str, str, str]:
+        return row.encoding, row.scored_with, by(row)
+
     lines: list[Line] = []
-    for (*_, text), line_rows in grouped(rows, lambda row: (row.encoding, row.scored_with, by(row))).items():
+    for (*_, text), line_rows in grouped(rows, line_key).items():
         rows_by_run = grouped(line_rows, BY_RUN)
         seeds = {run_rows[0].seed for run_rows in rows_by_run.values()}
         if len(seeds) == len(rows_by_run):
             rows_by_run = {"": list(chain.from_iterable(rows_by_run.values()))}
         for run, run_rows in rows_by_run.items():
-            levels = [row for row in run_rows if row.control == "none" and row.protocol != POSITIONS]
+            plain = [row for row in run_rows if row.control == "none"]
+            levels = [row for row in plain if row.protocol != POSITIONS]
             if levels:
                 lines.append(_make_line(run, text, levels, run_rows, source, is_anchor=is_anchor))
     return lines
@@ -100,8 +101,10 @@ def anchor_lines(source: Source, name: str) -> list[Line]:
     keys = [anchor_key(row) for row in source.rows if row.control == "none"]
     stored = source.runs.anchors.rows
     rows: list[Row] = []
-    for label in (TRIGRAM, COPYING):
-        rows += [stored[label, *key] for key in dict.fromkeys(keys) if (label, *key) in stored]
+    for label, key in product((TRIGRAM, COPYING), dict.fromkeys(keys)):
+        row = stored.get((label, *key))
+        if row is not None:
+            rows.append(row)
     if name != ALL:
         rows = source.runs.slice_rows(rows, name)
     differ_in_steps = len({row.steps for row in rows}) > 1
@@ -113,13 +116,10 @@ def anchor_lines(source: Source, name: str) -> list[Line]:
 
 
 def with_short_labels(lines: Sequence[Line]) -> list[Line]:
-    """Return the lines with short labels, but for lines whose short labels would be the same."""
+    """Return the lines with short labels, except lines that would have the same short label."""
     shortened = [replace(line, has_short_label=True) for line in lines]
     counts = Counter(line.label for line in shortened)
-    return [
-        replace(line, has_short_label=counts[short.label] == 1)
-        for line, short in zip(lines, shortened, strict=True)
-    ]
+    return [replace(line, has_short_label=counts[line.label] == 1) for line in shortened]
 
 
 def _make_line(
@@ -131,17 +131,17 @@ def _make_line(
     *,
     is_anchor: bool = False,
 ) -> Line:
-    """Return a line. rows: all of the line, with controls and positions; levels: those of its levels.
+    """Return a line from its rows: `levels` of its levels, and all `rows` with controls and positions.
 
-    The changes of a later stage are from its first stage's level. Where it breaks and whether it uses context
-    is judged from the longest length that it was trained at.
+    The changes of a later stage are from its first stage's level. Its break point and its use of context are
+    judged from the longest length that it was trained at.
     """
     controls = [row for row in rows if row.control != "none"]
     names = sorted({row.run for row in levels})
     stages = {name: source.runs.folder_of(name).first_stage for name in names}
     stage = stages[names[0]]
     themselves = {name: name for name in names}
-    references = themselves | {name: first.run for name, first in stages.items() if first is not None}
+    references = {name: name if first is None else first.run for name, first in stages.items()}
     in_table = {row.run for row in source.rows}
     if in_table.isdisjoint(references.values()):
         references = themselves
@@ -157,7 +157,8 @@ def _make_line(
     if stage is not None:
         judged_from = stage.longest
         judged, gains_nothing = _records(levels, controls, themselves, judged_from, source, lacks, is_anchor)
-        records = {length: replace(record, use=judged[length].use) for length, record in records.items()}
+        for length, record in records.items():
+            records[length] = replace(record, use=judged[length].use)
     break_point = BreakPoint()
     if not is_anchor and lacks not in ("frequencies", "task"):
         break_point = find_break_point(judged, judged_from)
@@ -200,18 +201,18 @@ def _records(
 ) -> tuple[dict[int, Record], bool]:
     """Return the record at each length, and whether the models surely gain nothing within training.
 
-    references: for each run, the run whose level at `train_length`, with its trained encoding, the changes
-    are from. Below that length nothing is judged, because less context costs by nature. An anchor is not
-    judged either, nor a model that is no better than token frequencies: it would hold by knowing nothing. A
-    model that has not learned its task at the training length is not judged past it.
+    references: by run, the run from whose level at `train_length`, with its trained encoding, changes are
+    counted. Shorter lengths are not judged, because less context costs by nature. Neither is an anchor, nor a
+    model that is no better than token frequencies: it would hold by knowing nothing. A model that has not
+    learned its task at the training length is not judged at longer lengths.
     """
 
     def trained_at(length: int, rows: Sequence[Row]) -> list[Row]:
-        at_length = [row for row in rows if row.length == length]
-        return [row for row in at_length if row.run in references.values() and is_as_trained(row)]
+        as_trained = [row for row in rows if is_as_trained(row) and row.length == length]
+        return [row for row in as_trained if row.run in references.values()]
 
     trained = trained_at(train_length, source.rows)
-    # The gain describes the weights: another encoding may be worse at a quarter of the length alone.
+    # The gain describes the weights: another encoding may be worse only at a quarter of the length.
     quarter = trained_at(quarter_of(train_length), source.unsliced)
     whole = trained_at(train_length, source.unsliced)
     gain = paired(pairs_of(quarter, whole), source.runs)
@@ -241,8 +242,8 @@ def make_record(
     """Return the record of `rows`, the seeds of one encoding at one length.
 
     trained: rows at the training length of the runs that `references` names, with their own encoding. Of
-    several sets of targets, the levels are of the one that most seeds were scored on, or else of the highest
-    rank. Which set the change is of does not depend on other lines.
+    several sets of targets, the levels are of the set of most seeds, or else of the highest rank; the set of
+    the change does not depend on other lines.
     """
     first = rows[0]
     scored = [row for row in rows if has_number(row)]
@@ -257,7 +258,8 @@ def make_record(
         )
     seeds = Counter(row.target_hash for row in scored)
     chosen = max(seeds, key=lambda target_hash: (seeds[target_hash], source.ranks[target_hash]))
-    shown = sorted((row for row in scored if row.target_hash == chosen), key=BY_RUN)
+    on_chosen = [row for row in scored if row.target_hash == chosen]
+    shown = sorted(on_chosen, key=BY_RUN)
     memory = [row.peak_memory_mb for row in shown if row.peak_memory_mb is not None]
     levels = tuple(map(level_of, shown))
     record = Record(
@@ -275,23 +277,21 @@ def make_record(
     nll = [row.nll for row in shown if row.nll is not None]
     pairs = pairs_of(scored, trained, lambda row: references.get(row.run, row.run))
     is_training_length = bool(pairs) and all(row is reference for row, reference in pairs)
-    change = Paired()
+    change = Number()
     if not any(map(has_number, trained)):
-        change = Paired(missing="the training length has no score to compare with")
+        change = Number(missing="the training length has no score to compare with")
     elif not is_training_length:
         change = paired(pairs, source.runs, "scored on other targets than the training length")
-    pairs = [pair for pair in pairs if change.target_hash in ("", pair[0].target_hash)]
-    verdicts = {}
-    if has_verdict:
-        judge = partial(judge_change, margin=source.margin)
-        verdicts = judge_intervals(judge, change.interval, change.of_models, change.of_seeds)
-    return replace(
-        record,
-        perplexity=perplexity_of(float(np.mean(nll))) if nll else None,
-        compared=change,
-        changes=tuple(level_of(row) - level_of(reference) for row, reference in pairs),
-        **verdicts,
-    )
+    changes = []
+    for row, reference in pairs:
+        if change.target_hash in ("", row.target_hash):
+            changes.append(level_of(row) - level_of(reference))
+    perplexity = perplexity_of(float(np.mean(nll))) if nll else None
+    record = replace(record, perplexity=perplexity, compared=change, changes=tuple(changes))
+    if change.interval is None or not has_verdict:
+        return record
+    judge = partial(judge_change, margin=source.margin)
+    return _with_verdicts(record, judge, change.interval, change.of_models, change.of_seeds)
 
 
 def _with_answers(record: Record, rows: Sequence[Row], runs: ScoredRuns, *, has_verdict: bool) -> Record:
@@ -299,48 +299,69 @@ def _with_answers(record: Record, rows: Sequence[Row], runs: ScoredRuns, *, has_
     try:
         answers, of_models, of_seeds = answers_of(rows, runs)
     except RunError as error:
-        return replace(record, compared=Paired(missing=str(error)))
-    verdicts = judge_intervals(judge_answers, answers, of_models, of_seeds) if has_verdict else {}
-    return replace(record, answers=answers, **verdicts)
+        return replace(record, compared=Number(missing=str(error)))
+    record = replace(record, answers=answers)
+    return _with_verdicts(record, judge_answers, answers, of_models, of_seeds) if has_verdict else record
+
+
+def _with_verdicts(
+    record: Record,
+    judge: Callable[[Any], str],
+    overall: Interval | Answers,
+    of_models: Interval | Answers | None,
+    of_seeds: Iterable[Interval | Answers],
+) -> Record:
+    """Return the record with the verdicts on all seeds, on only these models, and on each seed."""
+    return replace(
+        record,
+        verdict=judge(overall),
+        verdict_of_models="" if of_models is None else judge(of_models),
+        verdicts_of_seeds=tuple(map(judge, of_seeds)),
+    )
 
 
 def _positions(rows: Sequence[Row]) -> tuple[Position, ...]:
-    """Return the levels by position of the set of windows with the longest context; none without rows."""
+    """Return the levels by position of the set of windows with the longest context; empty without rows."""
     if not rows:
         return ()
     chosen = max(rows, key=lambda row: (row.length, row.target_hash)).target_hash
     shown = [row for row in rows if row.target_hash == chosen]
-    ranges = grouped(sorted(shown, key=lambda row: (row.length, row.run)), lambda row: row.length)
+    shown.sort(key=lambda row: (row.length, row.run))
     positions = []
-    for length, seeds in ranges.items():
+    for length, seeds in grouped(shown, lambda row: row.length).items():
         context = seeds[0].context_mean or length
         positions.append(Position(context, tuple(map(level_of, seeds))))
     return tuple(positions)
 
 
 def on_other_targets(lines: Sequence[Line], length: int) -> list[str]:
-    """Return the labels of the lines whose level at a length is of other targets than the common ones."""
+    """Return the labels of the lines whose level at a length is of other targets than most levels there."""
     common = common_targets(lines, length)
-    records = {line.label: line.records[length] for line in lines if length in line.records}
-    return [label for label, record in records.items() if record.levels and record.target_hash != common]
+    labels = []
+    for line in lines:
+        record = line.records.get(length)
+        if record is not None and record.levels and record.target_hash != common:
+            labels.append(line.label)
+    return labels
 
 
 # The differences from a baseline
 
 
 def with_baseline(lines: Sequence[Line], baseline: str, source: Source) -> list[Line]:
-    """Return the lines with their differences from the line with the label `baseline`, which gets none.
+    """Return the lines with their differences from the line with the label `baseline`.
 
-    The differences at one length are corrected together; an anchor is compared, and not judged.
+    The verdicts on the differences at one length are corrected together; an anchor is compared, not judged.
     """
     base = next(line for line in lines if line.label == baseline)
     is_task = base.rows[0].protocol == TASK
     records = [dict(line.records) for line in lines]
     for length in lengths_of(lines):
-        differences: dict[int, Paired] = {}
+        differences: dict[int, Number] = {}
         intervals: dict[int, Interval] = {}
         for number, line in enumerate(lines):
-            if line is base or length not in line.records or not line.records[length].levels:
+            record = line.records.get(length)
+            if line is base or record is None or not record.levels:
                 continue
             difference = _difference(line, base, length, source.runs)
             differences[number] = difference
@@ -355,54 +376,52 @@ def with_baseline(lines: Sequence[Line], baseline: str, source: Source) -> list[
 
 
 def lengths_of(lines: Sequence[Line]) -> list[int]:
-    """Return all lengths that a line was scored at, from the shortest on."""
+    """Return the lengths at which any line was scored, the shortest first."""
     return sorted(set().union(*(line.records for line in lines)))
 
 
-def _difference(line: Line, base: Line, length: int, runs: ScoredRuns) -> Paired:
-    """Return the difference of a line from the baseline at a length, or why there is none."""
+def _difference(line: Line, base: Line, length: int, runs: ScoredRuns) -> Number:
+    """Return the difference of a line's level from the baseline's at a length, seed by seed."""
     rows = [row for row in line.rows if row.length == length]
     base_rows = [row for row in base.rows if row.length == length]
     if not base_rows:
-        return Paired(missing=f"{base.label} has no score at this length")
+        return Number(missing=f"{base.label} has no score at this length")
     if {row.target_hash for row in rows}.isdisjoint(row.target_hash for row in base_rows):
-        return Paired(missing=f"{base.label} was scored on other targets")
+        return Number(missing=f"{base.label} was scored on other targets")
     return paired(pairs_of(rows, base_rows, BY_SEED), runs, f"no seed in common with {base.label}")
 
 
-# In which order lines stand: by their level at a length, or by another of their numbers
+# The order of lines: by their level at a length, or by another of their numbers
 
-# Rising, but for what is better the larger it is.
-KEYS: dict[str, Callable[[Line], tuple[object, ...]]] = {
-    "name": lambda line: (),
-    "parameters": lambda line: (line.parameters,),
-    "tokens_per_second": lambda line: (-line.tokens_per_second,),
+# The keys of `--sort` and their ranks: rising, except for speed, of which more is better.
+KEYS: dict[str, Callable[[Line], float]] = {
+    "name": lambda line: 0,
+    "parameters": lambda line: line.parameters,
+    "tokens_per_second": lambda line: -line.tokens_per_second,
 }
 
 
 class Order(NamedTuple):
-    """Lines in order; the length whose levels ranked them, if one did; and what says so.
-
-    Levels on different targets put lines in order where that was asked for, and rank nothing. is_caveat: the
-    short form says it too.
-    """
+    """Lines in order, with a sentence about the order."""
 
     lines: list[Line]
+    # The length whose levels rank the lines; None if it is another order. Levels on different targets may put
+    # lines in order, but do not rank them.
     ranked_at: int | None
     text: str
-    is_caveat: bool = True
+    is_caveat: bool = True  # the sentence is below the short form too
 
 
 def check_sort(word: str) -> None:
-    """Raises `UserError` for what is neither a length nor a key."""
-    require(word.isdecimal() or word in KEYS, f"{unknown(word, '--sort', KEYS)}; or a length such as 2048")
+    """Raise `UserError` for a word that is neither a length nor a key."""
+    message = f"{unknown(word, '--sort', KEYS)}; or a length such as 2048"
+    require(word.isdecimal() or word in KEYS, message)
 
 
 def ordered(lines: Sequence[Line], sort: str | None, loss: Measure = BITS) -> Order:
-    """Return the lines by their level at the length `sort`, or by a key. loss: what levels are measured in.
+    """Return the lines by their level at the length `sort`, or by a key; by default at the longest of most.
 
-    By default it is the longest length that most reach. A line without a level there stands below the others
-    and moves none of them.
+    loss: the measure of the levels of text. A line without a level at the length comes after all others.
     """
     by_name = sorted(lines, key=lambda line: line.label)
     if sort in KEYS:
@@ -411,8 +430,9 @@ def ordered(lines: Sequence[Line], sort: str | None, loss: Measure = BITS) -> Or
     if sort is None and is_task:
         text = "in order of the length that a line works to, then of its mean over lengths"
         return Order(sorted(by_name, key=_reach), None, text, is_caveat=False)
-    is_scored = sort is not None and any(_level_at(line, int(sort)) is not None for line in lines)
-    length = int(sort) if sort is not None and is_scored else _longest_of_most(lines)
+    asked = None if sort is None else int(sort)
+    is_scored = asked is not None and any(_level_at(line, asked) is not None for line in lines)
+    length = asked if is_scored else _longest_of_most(lines)
     if length is None:
         return Order(by_name, None, "in order of names: no length has a number for most lines")
 
@@ -452,13 +472,14 @@ def _level_at(line: Line, length: int) -> float | None:
 
 
 def _reach(line: Line) -> tuple[bool, int, float]:
-    """Return the rank of a line of a task: at most lengths either all or none solve it."""
+    """Return the rank of a line of a task; at most lengths all lines solve the task, or no line does."""
+    works_to = line.break_point.works_to or 0
     levels = [record.level or 0.0 for record in line.records.values()]
-    return not line.is_ranked, -(line.break_point.works_to or 0), -sum(levels)
+    return not line.is_ranked, -works_to, -sum(levels)
 
 
 def _longest_of_most(lines: Sequence[Line]) -> int | None:
-    """Return the longest length that has a level for more than half of the lines that can be scored there."""
+    """Return the longest length with a level for more than half of the lines that can be scored there."""
     for length in reversed(lengths_of(lines)):
         records = [line.records.get(length) for line in lines]
         able = [record for record in records if record is None or record.status != "undefined"]

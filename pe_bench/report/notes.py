@@ -1,7 +1,8 @@
 """The lines under a table: what its numbers and marks mean, and why some are missing."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 from pe_bench.config.schema import BY_COMMAND, CHECKPOINT_IDENTITY, quarter_of
@@ -9,7 +10,7 @@ from pe_bench.render.grid import Cell
 from pe_bench.report import cells
 from pe_bench.report.groups import few_names, list_lengths
 from pe_bench.report.lines import Order, Source, on_other_targets
-from pe_bench.report.looks import look_of
+from pe_bench.report.marks import mark_of
 from pe_bench.report.records import NATS, Line, Note, Table, label_of
 from pe_bench.report.statistics import FAILURE
 from pe_bench.report.unclear import unclear_notes
@@ -30,7 +31,7 @@ ANCHORS = {
 
 
 def short_notes(table: Table, dropped: Sequence[int] = ()) -> list[str]:
-    """Return the notes of the short form: what its numbers and marks mean, then what else a reader must know.
+    """Return the notes of the short form: the meanings of its numbers and marks, then the caveats.
 
     dropped: lengths for which there was no room.
     """
@@ -42,13 +43,14 @@ def short_notes(table: Table, dropped: Sequence[int] = ()) -> list[str]:
 
 def meanings(table: Table) -> list[str]:
     """Return the meanings of the numbers, the marks and the words in the table, in short sentences."""
-    numbers = ": ".join(filter(None, (_numbers_text(table), _marks_text(table))))
+    texts = (_numbers_text(table), _marks_text(table))
+    numbers = ": ".join(filter(None, texts))
     words = meanings_of_words(table)
     return [numbers, *words] if numbers else words
 
 
 def meanings_of_words(table: Table) -> list[str]:
-    """Return the meanings of the words in the table, and of the marks that are not of a number's verdict."""
+    """Return the meanings of the words in the table, and of marks that do not show a verdict."""
     notes = []
     if table.key.slice != ALL:
         notes.append(slice_text(table))
@@ -64,24 +66,28 @@ def meanings_of_words(table: Table) -> list[str]:
     if any(record.use for record in table.records):
         notes.append(_context_text(table))
     notes += [ANCHORS[line.encoding] for line in table.shown_anchors]
-    below = [length for length in cells.lengths_of_short_table(table) if length < table.key.train_length]
+    lengths = cells.lengths_of_short_table(table)
+    below = [length for length in lengths if length < table.key.train_length]
     if below and cells.has_trained_level(table) and not table.baseline:
         notes.append(f"{list_lengths(below)}: {BELOW}")
     return [*dict.fromkeys(filter(None, notes))]
 
 
 def _context_text(table: Table) -> str:
-    """Return the meaning of the column of context use, with its words that the table has."""
+    """Return the meaning of the column of context use, and of its words that the table has."""
     length = table.key.train_length
     text = f"uses context: gains from reading more than {length:,} tokens back"
-    if any(cells.context_answer(line).text == "reads nothing" for line in table.lines):
-        text += f"; reads nothing: no better at {length:,} than at {quarter_of(length):,}"
+    answers = [cells.context_answer(line).text for line in table.lines]
+    if "reads nothing" in answers:
+        quarter = quarter_of(length)
+        text += f"; reads nothing: no better at {length:,} than at {quarter:,}"
     return text
 
 
 def _break_point_texts(table: Table) -> Iterator[str]:
-    """Yield what the two lengths of a break point mean, and what its question mark means."""
-    unsure = next((cell.text for cell in map(cells.works_to, table.lines) if "?" in cell.mark), "")
+    """Yield the meanings of the two lengths of a break point, and of its question mark."""
+    points = map(cells.works_to, table.lines)
+    unsure = next((cell.text for cell in points if "?" in cell.mark), "")
     unclear = "unclear from a shorter length on"
     gap = next((line.break_point for line in table.lines if line.break_point.has_gap), None)
     if gap is not None:
@@ -96,7 +102,7 @@ def _break_point_texts(table: Table) -> Iterator[str]:
 
 
 def later_text(table: Table) -> str:
-    """Return the level from which lines of several training lengths are judged; empty without such lines."""
+    """Return the note on the level from which later stages are judged; empty without later stages."""
     lengths = sorted({line.longest for line in table.lines} - {0})
     if not lengths:
         return ""
@@ -114,18 +120,19 @@ def best_text(table: Table) -> str:
 
 def slice_text(table: Table) -> str:
     """Return the name of a table's slice, and the rule that chooses its targets."""
-    meanings = {
+    key = table.key
+    rules = {
         RECALL: "the 8 bytes before the target occur earlier in its window, the last time more than "
-        f"{table.key.train_length:,} tokens back, and the target followed them there",
+        f"{key.train_length:,} tokens back, and the target followed them there",
         NOVEL: "the 8 bytes before the target occur nowhere earlier in its window",
-        KEY: f"{table.key.judge} predicts them well, and much better with far context than without "
+        KEY: f"{key.judge} predicts them well, and much better with far context than without "
         "(LongPPL's rule)",
     }
-    return f"{table.key.slice}: {meanings[table.key.slice]}"
+    return f"{key.slice}: {rules[key.slice]}"
 
 
 def _numbers_text(table: Table) -> str:
-    """Return the meaning of the numbers beside the levels; empty where there are only levels."""
+    """Return the meaning of the changes or differences; empty if the table has only levels."""
     train_length = table.key.train_length
     if table.baseline:
         same = "examples, + is better" if table.is_task else "text"
@@ -145,11 +152,12 @@ def _numbers_text(table: Table) -> str:
 
 
 def _marks_text(table: Table) -> str:
-    """Return the meanings of the marks after numbers; empty where no number can have a mark."""
-    lengths = cells.lengths_of_short_table(table)
+    """Return the meanings of the marks after numbers; empty if no number can have a mark."""
     shown: list[Cell] = []
-    for line in table.lines:
-        shown += filter(None, [cells.value_at(line, length, table) for length in lengths])
+    for line, length in product(table.lines, cells.lengths_of_short_table(table)):
+        cell = cells.value_at(line, length, table)
+        if cell is not None:
+            shown.append(cell)
     has_verdicts = any(cell.verdict not in ("", cells.UNLEARNED) for cell in shown)
     if table.baseline:
         unmarked = "same"
@@ -165,7 +173,10 @@ def _marks_text(table: Table) -> str:
     marks = {cell.mark.removesuffix(cells.OTHER_TARGETS) for cell in shown}
     seen = set().union(*marks)
     parts = [f"no mark {unmarked}"]
-    parts += [f"{look_of(word).mark} {word}" for word in words if look_of(word).mark in seen]
+    for word in words:
+        mark = mark_of(word).text
+        if mark in seen:
+            parts.append(f"{mark} {word}")
     text = ", ".join(parts)
     doubled = sorted(mark for mark in marks if len(mark) > 1)
     if doubled:
@@ -189,10 +200,9 @@ def legend(table: Table) -> list[str]:
             f"improves or degrades (by more than {margin}), fails (by more than {FAILURE:g}), "
             f"holds (at most {margin} worse)"
         )
-    lines = [
-        *filter(None, [_numbers_text(table)]),
-        f"verdict: from the 95 % interval (±: half its width): {verdicts}, unclear",
-    ]
+    numbers = _numbers_text(table)
+    lines = [numbers] if numbers else []
+    lines.append(f"verdict: from the 95 % interval (±: half its width): {verdicts}, unclear")
     if table.baseline:
         lines.append(f"vs {table.baseline}: the verdicts at one length are corrected together (Holm)")
     later = later_text(table)
@@ -206,7 +216,7 @@ def legend(table: Table) -> list[str]:
     return lines
 
 
-# What is said of the lines, from the most important on
+# Notes on the lines, the most important first
 
 
 def with_notes(table: Table, source: Source, order: Order) -> Table:
@@ -218,22 +228,20 @@ def with_notes(table: Table, source: Source, order: Order) -> Table:
     notes = []
     if len(table.lines) > 1:
         notes.append(Note(order.text, order.is_caveat))
-    notes += [
-        *map(Note, _caveats(table, rows, source.runs)),
-        *unclear_notes(table, unsliced, source.runs),
-        *map(Note, _holding(SCORED_WITH, table)),
-        *_missing(table),
-        *_offsets(table, rows),
-        Note(table.lacking),
-    ]
+    notes += map(Note, _caveats(table, rows, source.runs))
+    notes += unclear_notes(table, unsliced, source.runs)
+    notes += map(Note, _holding(SCORED_WITH, table))
+    notes += _missing(table)
+    notes += _offsets(table, rows)
+    notes.append(Note(table.lacking))
     notes = [note for note in notes if note.text]
-    texts = tuple(dict.fromkeys(note.text for note in notes))
-    caveats = tuple(dict.fromkeys(note.short or note.text for note in notes if note.is_caveat))
-    return replace(table, notes=texts, caveats=caveats)
+    texts = dict.fromkeys(note.text for note in notes)
+    caveats = dict.fromkeys(note.short or note.text for note in notes if note.is_caveat)
+    return replace(table, notes=tuple(texts), caveats=tuple(caveats))
 
 
 def _caveats(table: Table, rows: Sequence[Row], runs: ScoredRuns) -> Iterator[str]:
-    """Yield what changes how the numbers of all lines, or of some, are read."""
+    """Yield the notes that change how the numbers of all lines, or of some, are read."""
     for row in one_a_run(rows):
         config = runs.folder_of(row.run).flat_config
         if "checkpoint.source" in config:
@@ -247,7 +255,8 @@ def _caveats(table: Table, rows: Sequence[Row], runs: ScoredRuns) -> Iterator[st
         yield RUNS_APART.format(label)
     if not table.key.is_of_checkpoints:
         yield from _holding(FEW_SEEDS, table)
-    fewest = min((record.documents for record in table.records if record.levels), default=MIN_DOCUMENTS)
+    documents = [record.documents for record in table.records if record.levels]
+    fewest = min(documents, default=MIN_DOCUMENTS)
     if fewest < MIN_DOCUMENTS:
         yield f"few documents ({fewest}): intervals over so few say little about other documents"
 
@@ -255,15 +264,15 @@ def _caveats(table: Table, rows: Sequence[Row], runs: ScoredRuns) -> Iterator[st
 # Lines and lengths
 
 
-def _which(labels: Iterable[str], lines: Sequence[Line]) -> str:
-    """Return the labels in brackets, or only the first few; empty if they are those of all lines."""
-    names = list(dict.fromkeys(labels))
-    return "" if len(names) == len(lines) else f" ({few_names(names)})"
+def _which(labels: Collection[str], lines: Sequence[Line]) -> str:
+    """Return the first few of the labels in brackets; empty if they are the labels of all lines."""
+    names = set(labels)
+    return "" if len(names) == len(lines) else f" ({few_names(labels)})"
 
 
-# What the lines are
+# Kinds of lines
 
-# What is said of the lines for which something holds.
+# A note and the test of the lines that it is about.
 Kinds = dict[str, Callable[[Line], bool]]
 
 NOT_LEARNED: Kinds = {
@@ -313,7 +322,7 @@ def _holding(kinds: Kinds, table: Table) -> Iterator[str]:
 
 
 def _checkpoint(row: Row, config: Mapping[str, Any]) -> str:
-    """Return the facts about a Hugging Face model, which pe-bench did not train."""
+    """Return a note on a Hugging Face model, which pe-bench did not train."""
     length_from = str(config.get("checkpoint.train_length_from"))
     trained = config.get("checkpoint.train_length") or row.train_length
     about = f"{row.model}: trained at {trained:,} tokens according to {length_from}"
@@ -352,8 +361,10 @@ def _statuses(lines: Sequence[Line]) -> Iterator[str]:
         lacking = [record for _, record in sorted(line.records.items()) if not record.levels]
         for status in dict.fromkeys(record.status for record in lacking):
             records = [record for record in lacking if record.status == status]
-            where = f"{line.label} at {list_lengths(record.length for record in records)}"
-            yield f"{status.replace('_', ' ')}: {where}: {records[0].reason or 'no reason is given'}"
+            lengths = list_lengths(record.length for record in records)
+            word = status.replace("_", " ")
+            reason = records[0].reason or "no reason is given"
+            yield f"{word}: {line.label} at {lengths}: {reason}"
 
 
 def _not_scored(table: Table) -> Iterator[str]:
@@ -394,11 +405,12 @@ def _sets_of_their_own(table: Table) -> str:
                 lengths.append(length)
     if not labels:
         return ""
-    where = f"from levels at {train_length} on the same targets, which are not those of the levels shown at"
-    return f"~ changes at {list_lengths(lengths)}{_which(labels, table.lines)}: {where} {train_length:,}"
+    where = f"{list_lengths(lengths)}{_which(labels, table.lines)}"
+    first = f"from levels at {train_length} on the same targets"
+    return f"~ changes at {where}: {first}, which are not those of the levels shown at {train_length:,}"
 
 
-# What is missing
+# Missing numbers
 
 
 def _missing(table: Table) -> Iterator[Note]:
@@ -410,34 +422,40 @@ def _missing(table: Table) -> Iterator[Note]:
             kinds = {change: record.compared, "no comparison": record.baseline, CONTEXT: record.use}
             for kind, part in kinds.items():
                 if part is not None and part.missing:
-                    places.setdefault((kind, part.missing), {}).setdefault(line.label, []).append(length)
+                    lengths_of_lines = places.setdefault((kind, part.missing), {})
+                    lengths_of_lines.setdefault(line.label, []).append(length)
     for (kind, reason), lengths_of_lines in places.items():
         if kind == CONTEXT:
-            yield Note(f"{kind}{_which(lengths_of_lines, table.lines)}: {reason}", is_caveat=False)
+            which = _which(lengths_of_lines, table.lines)
+            yield Note(f"{kind}{which}: {reason}", is_caveat=False)
         else:
             lengths = set().union(*lengths_of_lines.values())
-            where = f"{', '.join(lengths_of_lines)} at {list_lengths(lengths)}"
-            yield Note(f"{kind}: {where}: {reason}", max(lengths) >= table.key.train_length)
+            names = ", ".join(lengths_of_lines)
+            is_caveat = max(lengths) >= table.key.train_length
+            yield Note(f"{kind}: {names} at {list_lengths(lengths)}: {reason}", is_caveat)
 
 
 def _offsets(table: Table, rows: Sequence[Row]) -> Iterator[Note]:
-    """Yield the changes of the level at the training length where all positions are later."""
+    """Yield the changes of the level at the training length under the offset control: all positions later."""
     labels: dict[tuple[str, str], str] = {}
     for line in table.lines:
         for run in line.runs:
             labels[run, line.scored_with] = line.label
-    plain = [row for row in rows if row.control == "none" and row.length == row.train_length]
-    levels = {(row.run, row.scored_with, row.target_hash): level_of(row) for row in plain}
+    levels = {}
+    for row in rows:
+        if row.control == "none" and row.length == row.train_length:
+            levels[row.run, row.scored_with, row.target_hash] = level_of(row)
     for row in rows:
         label = labels.get((row.run, row.scored_with))
         if row.control != "offset" or label is None:
             continue
         level = level_of(row)
         reference = levels.get((row.run, row.scored_with, row.target_hash))
+        position = f"position {row.length:,}"
         if level is None or reference is None:
-            yield Note(f"offset control: {label} up to position {row.length:,}: {row.reason}")
+            yield Note(f"offset control: {label} up to {position}: {row.reason}")
             continue
         change = level - reference
-        where = f"windows of {row.train_length:,} tokens end at position {row.length:,} (seed {row.seed})"
+        where = f"windows of {row.train_length:,} tokens end at {position} (seed {row.seed})"
         text = f"offset control: {label} changes by {change:+.3f} where {where}"
         yield Note(text, is_caveat=abs(change) > table.margin)

@@ -64,9 +64,9 @@ def to_html(
 
 
 def describe_result(table: Table) -> str:
-    """Return the lines that hold to the longest length, and the gain on recall targets.
+    """Return sentences about the lines that hold to the longest length, and the gain on recall targets.
 
-    Of a slice it is only that gain, and empty for others than recall: on these, to hold is to gain nothing.
+    For a slice, only the gain on recall targets; empty for other slices.
     """
     if table.key.slice != ALL:
         return _describe_recall(table)
@@ -80,10 +80,12 @@ def _describe_recall(table: Table) -> str:
     gains: dict[str, float] = {}
     for line in table.shown_lines:
         record = line.records.get(longest)
-        if record is not None and record.change is not None and line.encoding != TRIGRAM:
-            gains[line.label] = -record.change
+        if line.encoding == TRIGRAM or record is None or record.change is None:
+            continue
+        gains[line.label] = -record.change
     copying_gain = gains.pop(COPYING, 0.0)
-    if table.key.slice != RECALL or copying_gain <= 0 or not gains:
+    is_recall = table.key.slice == RECALL
+    if not is_recall or copying_gain <= 0 or not gains:
         return ""
     best = max(gains, key=gains.__getitem__)
     gain = f"{number_text(copying_gain)} {table.key.loss.unit}"
@@ -99,9 +101,11 @@ def _describe_holding(table: Table) -> str:
     if not ranked:
         return "No line has learned enough to be ranked."
     held = [line.label for line in ranked if line.break_point.holds_to == longest]
-    unclear = sum(line.break_point.works_to == longest for line in ranked) - len(held)
-    times = f"{longest:,} tokens, {longest / table.key.train_length:g} times the training length"
-    text = f"{len(held)} of {len(ranked)} surely hold to {times}"
+    working = sum(line.break_point.works_to == longest for line in ranked)
+    unclear = working - len(held)
+    times = longest / table.key.train_length
+    text = f"{len(held)} of {len(ranked)} surely hold to {longest:,} tokens, "
+    text += f"{times:g} times the training length"
     if 0 < len(held) <= MAX_NAMES:
         text += f": {', '.join(held)}"
     if unclear:
@@ -114,26 +118,27 @@ def _describe_holding(table: Table) -> str:
 
 
 def _section(table: Table, prefix: str, styles: Mapping[str, Style], losses: Losses) -> dict[str, Any]:
-    """Return a table's section; `prefix` begins the keys of its lines, and tells its pictures from others.
+    """Return the values of a table's section, by their names in the template.
 
-    Of each line there are its cells, and its details, for which it opens. reading: what changes how the table
-    is read; notes: all else there is to say.
+    prefix: the beginning of the keys of its lines and pictures. Of each line there are the cells, and the
+    details that open below it. reading: notes on how the table is read; notes: all others.
     """
     grid = short(table)
     keys: dict[str, str] = {}
     classes: dict[str, str] = {}
     lines = []
-    for number, (line, (_, *cells)) in enumerate(zip(table.shown_lines, grid.rows, strict=True)):
+    for number, (line, row) in enumerate(zip(table.shown_lines, grid.rows, strict=True)):
         keys[line.label] = f"{prefix}-{number}"
         classes[line.label] = "anchor" if line.is_anchor else class_of(styles[line.label])
-        lines.append((line.label, cells, _details(line, table)))
+        lines.append((line.label, row[1:], _details(line, table)))
     charts = [chart_of(table), chart_over_position(table)]
     if not table.is_task:
         charts.insert(1, chart_of(table, "change"))
     pictures = []
     for number, chart in enumerate(charts):
         if chart.points:
-            pictures.append((chart, _picture(chart, f"{prefix}-{number}", keys, styles)))
+            picture = _picture(chart, f"{prefix}-{number}", keys, styles)
+            pictures.append((chart, picture))
     losses_picture = losses_svg(table, losses, styles, f"{prefix}-losses", keys)
     below = [note for note in table.notes if note not in table.caveats]
     return {
@@ -170,7 +175,7 @@ def _point_text(curve: Curve, point: Point, chart: Chart) -> str:
     if chart.x_label == POSITION_LABEL:
         level = f"{number_text(point.value)} {chart.table.key.loss.name}"
         return f"{curve.label}\n{point.x:,.0f} tokens before it\n{level}"
-    line = next(line for line in chart.table.lines if line.label == curve.label)
+    [line] = (line for line in chart.table.lines if line.label == curve.label)
     return point_text(line, line.records[int(point.x)], chart.table)
 
 
@@ -179,11 +184,11 @@ def _resource(name: str) -> Markup:
 
 
 def _policy(style: str, script: str) -> str:
-    """Return a policy by which nothing is fetched, and no other style or script than the page's is used."""
+    """Return a content security policy that allows only the page's own style and script."""
     return f"default-src 'none'; img-src data:; style-src {_source(style)}; script-src {_source(script)}"
 
 
 def _source(text: str) -> str:
-    """Return the source expression of a content security policy that allows this text alone."""
+    """Return the source expression of a content security policy that allows only this text."""
     digest = hashlib.sha256(text.encode()).digest()
     return f"'sha256-{base64.b64encode(digest).decode()}'"

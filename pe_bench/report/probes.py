@@ -1,10 +1,10 @@
-"""Probes: how often lines find a span of the window, by length and by depth, and their table."""
+"""Tables of probes: the share of spans in a window that lines find, by length and by depth."""
 
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import chain
+from itertools import chain, product
 from typing import Literal
 
 import numpy as np
@@ -15,7 +15,7 @@ from pe_bench.render import grid as grids
 from pe_bench.render.grid import MISSING, Cell, Column, Grid
 from pe_bench.report.columns import NAME, half_width
 from pe_bench.report.groups import Selection, explain_separation, labels_by
-from pe_bench.report.looks import verdict_cell
+from pe_bench.report.marks import verdict_cell
 from pe_bench.report.records import TableKey, label_of, short_label_of
 from pe_bench.report.statistics import MARGIN, Interval, difference_of_shares, paired_interval
 from pe_bench.report.verdicts import largest_set
@@ -26,7 +26,7 @@ from pe_bench.system.terminal import in_one_line
 
 ANSWER = 16  # targets of a window
 FINDS = 0.9  # of the answers are right
-NO_LIFT = 0.05  # of the answers: a smaller part that is right by the span alone is of no use
+NO_LIFT = 0.05  # of the answers: a smaller share that is right only because of the span is of no use
 Finding = Literal["finds", "partly", "chance", "unclear"]
 Read = Callable[[Row], Scores]
 Label = Callable[[Row], str]
@@ -34,47 +34,40 @@ Label = Callable[[Row], str]
 
 @dataclass(frozen=True)
 class Found:
-    """How often a line finds spans at a length, at one depth or all.
+    """The answers of a line to a probe at a length, at one depth or all."""
 
-    gain: bits per byte of the answer that the span saves, or nats per token where the tokenizer loses text.
-    accuracy: the share of answers that are right;
-    without: the same where the span is replaced; lift: the difference of both. windows: their number at each
-    depth. documents: how many these windows come from.
-    """
-
+    # Bits per byte of the answer that the span saves, or nats per token if the tokenizer loses text.
     gain: Interval
-    accuracy: Interval
-    lift: Interval
-    without: float
-    windows: int
-    documents: int
+    accuracy: Interval  # the share of right answers
+    lift: Interval  # the accuracy minus `without`
+    without: float  # the accuracy with the span replaced
+    windows: int  # at each depth
+    documents: int  # of all windows
     verdict: Finding
 
 
 @dataclass(frozen=True)
 class ProbeLine:
-    """What an encoding finds at each length and depth, None for all, or why there is no number."""
+    """A line of a probe's table: one encoding, its seeds together."""
 
     label: str
     scored_with: str
     runs: tuple[str, ...]
+    # By length and depth, None for all depths; in place of a finding, the reason why there is no number.
     found: Mapping[tuple[int, float | None], Found | str]
 
 
 @dataclass(frozen=True)
 class ProbeTable:
-    """Encodings that were probed with the same windows.
-
-    why: why this is not the only table. chance: the accuracy of guessing. notes: lines to read below.
-    """
+    """Encodings that were probed with the same windows."""
 
     key: TableKey
     lengths: tuple[int, ...]
     depths: tuple[float, ...]
     lines: tuple[ProbeLine, ...]
-    chance: float
-    why: str = ""
-    notes: tuple[str, ...] = ()
+    chance: float  # the accuracy of guessing
+    why: str = ""  # there are other tables; empty for the only table
+    notes: tuple[str, ...] = ()  # sentences below the table
 
     @property
     def title(self) -> list[str]:
@@ -84,7 +77,7 @@ class ProbeTable:
 def probe_tables(
     groups: Mapping[TableKey, Sequence[Row]], runs: ScoredRuns, selection: Selection
 ) -> list[ProbeTable]:
-    """Return a table for each group of a probe's rows; none where nothing of it is to be shown."""
+    """Return a table for each group of a probe's rows of which the selection shows a part."""
 
     @cache
     def read(row: Row) -> Scores:
@@ -93,21 +86,25 @@ def probe_tables(
     def is_shown(row: Row) -> bool:
         return selection.shows(row.length, row.train_length, row.scored_with)
 
-    shown = {key: list(filter(is_shown, rows)) for key, rows in groups.items()}
-    shown = {key: rows for key, rows in shown.items() if rows}
+    shown = {}
+    for key, rows in groups.items():
+        shown_rows = list(filter(is_shown, rows))
+        if shown_rows:
+            shown[key] = shown_rows
     by = labels_by(list(chain.from_iterable(shown.values())), runs, selection.by)
     tables = []
     for number, (key, rows) in enumerate(shown.items()):
         table = _table(key, rows, _short_labels(rows, by), read)
-        why = explain_separation(number, list(shown)) if len(shown) > 1 else ""
-        tables.append(replace(table, why=why))
+        if len(shown) > 1:
+            table = replace(table, why=explain_separation(number, list(shown)))
+        tables.append(table)
     return in_one_line(tables)
 
 
 def _short_labels(rows: Sequence[Row], by: Label) -> Label:
-    """Return a function that labels rows, with options that two sides share only once.
+    """Return a function that labels rows by `short_label_of`, or by `label_of` if short labels are the same.
 
-    Encodings whose short labels would be the same keep their long ones.
+    by: labels a row by other values that tell its line from others.
     """
     longs: dict[str, set[str]] = {}
     for row in rows:
@@ -122,27 +119,27 @@ def _short_labels(rows: Sequence[Row], by: Label) -> Label:
 
 
 def _table(key: TableKey, rows: Sequence[Row], label: Label, read: Read) -> ProbeTable:
-    """Return the table of the windows that most rows have at each length and depth; of such, the largest."""
+    """Return the table of a group of rows.
+
+    Shown are the windows that most rows have at each length and depth; of several such sets, the largest.
+    """
     chosen = {at: largest_set(rows_at) for at, rows_at in grouped(rows, _length_and_depth).items()}
     shown = [row for row in rows if row.target_hash == chosen[_length_and_depth(row)]]
-    # A line's number at a length is over the depths that most rows have there.
-    counts = Counter(map(_length_and_depth, shown))
-    most: dict[int, int] = {}
-    for (length, _), count in counts.items():
-        most[length] = max(count, most.get(length, 0))
-    common = {at for at, count in counts.items() if count == most[at[0]]}
-    lines = [
-        _line(name, line_rows, common, read) for name, line_rows in sorted(grouped(shown, label).items())
-    ]
+    common = _common_depths(shown)
+    lines = []
+    for name, line_rows in sorted(grouped(shown, label).items()):
+        lines.append(_line(name, line_rows, common, read))
     notes = _notes(lines)
-    left_out = sorted({label(row) for row in rows} - {line.label for line in lines})
+    left_out = set(map(label, rows)) - {line.label for line in lines}
     if left_out:
+        names = ", ".join(sorted(left_out))
         why_left = "with other windows than most runs: probe all of them with the same --windows"
-        notes.append(f"left out: {', '.join(left_out)}, {why_left}")
+        notes.append(f"left out: {names}, {why_left}")
+    lengths = {row.length for row in shown}
     depths = {row.depth for row in shown if row.depth is not None}
     return ProbeTable(
         key=key,
-        lengths=tuple(sorted({row.length for row in shown})),
+        lengths=tuple(sorted(lengths)),
         depths=tuple(sorted(depths)),
         lines=tuple(lines),
         chance=max(row.chance or 0.0 for row in shown),
@@ -154,13 +151,25 @@ def _length_and_depth(row: Row) -> tuple[int, float]:
     return row.length, row.depth or 0.0
 
 
+def _common_depths(rows: Sequence[Row]) -> set[tuple[int, float]]:
+    """Return the lengths and depths of most rows at each length, over which a line's number is."""
+    counts = Counter(map(_length_and_depth, rows))
+    most: dict[int, int] = {}
+    for (length, _), count in counts.items():
+        most[length] = max(count, most.get(length, 0))
+    return {(length, depth) for (length, depth), count in counts.items() if count == most[length]}
+
+
 def _line(label: str, rows: Sequence[Row], common: Collection[tuple[int, float]], read: Read) -> ProbeLine:
+    """Return a line from its rows. common: the lengths and depths of the numbers over all depths."""
     ordered = sorted(rows, key=lambda row: (*_length_and_depth(row), row.run, row.control))
-    runs_at = {at: grouped(rows_at, BY_RUN) for at, rows_at in grouped(ordered, _length_and_depth).items()}
+    runs_at: dict[tuple[int, float], Mapping[str, Sequence[Row]]] = {}
+    for at, rows_at in grouped(ordered, _length_and_depth).items():
+        runs_at[at] = grouped(rows_at, BY_RUN)
     findings: dict[tuple[int, float | None], Found | str] = {}
     for length in dict.fromkeys(row.length for row in ordered):
-        depths = [runs_at.get(at, {}) for at in sorted(common) if at[0] == length]
-        findings[length, None] = _find(depths, read)
+        places = [place for place in sorted(common) if place[0] == length]
+        findings[length, None] = _find([runs_at.get(place, {}) for place in places], read)
     for at, rows_of_runs in runs_at.items():
         findings[at] = _find([rows_of_runs], read)
     runs = sorted({row.run for row in rows})
@@ -170,7 +179,8 @@ def _line(label: str, rows: Sequence[Row], common: Collection[tuple[int, float]]
 def _find(depths: Sequence[Mapping[str, Sequence[Row]]], read: Read) -> Found | str:
     """Return the findings of runs at these depths together, or the reason why there is no number.
 
-    A run counts if it has a row of each depth and its control.
+    depths: for each, the rows by run: with the span, and with the span replaced. A run counts if it has both
+    at each depth.
     """
 
     def is_scored(run: str) -> bool:
@@ -179,8 +189,9 @@ def _find(depths: Sequence[Mapping[str, Sequence[Row]]], read: Read) -> Found | 
 
     runs = list(filter(is_scored, depths[0]))
     if not runs:
-        rows = chain.from_iterable(chain.from_iterable(rows_of_runs.values() for rows_of_runs in depths))
-        return next((row.reason for row in rows if row.status != "ok"), "not scored at all depths")
+        by_run = chain.from_iterable(rows_of_runs.values() for rows_of_runs in depths)
+        reasons = (row.reason for row in chain.from_iterable(by_run) if row.status != "ok")
+        return next(reasons, "not scored at all depths")
     with_span = []
     without = []
     try:
@@ -195,28 +206,30 @@ def _find(depths: Sequence[Mapping[str, Sequence[Row]]], read: Read) -> Found | 
 
 
 def _joined(parts: Sequence[Scores]) -> Scores:
-    """Return the scores of several depths as those of one set of targets.
+    """Return the scores at several depths as the scores of one set of targets.
 
-    Windows of the same part of a document stand together, whatever their depth. Where documents are few, they
-    are cut into parts. Each part then has windows of all depths, so that a difference between depths does not
-    look like one between parts.
+    Windows of the same part of a document follow each other, whatever their depth. If documents are few, they
+    are cut into parts: each part then has windows of all depths, so that a difference between depths does not
+    look like a difference between parts.
     """
     correct = [part.correct for part in parts if part.correct is not None]
     if len(correct) < len(parts):
         raise RunError("its scores have no answers: delete its eval.csv and probe the run again")
-    shares = []  # of its document that lies before each window
+    places = []  # of each target's window in its document, 0 to 1
     for part in parts:
         clusters = part.clusters
-        shares.append(clusters.rank // ANSWER * ANSWER / clusters.counts[clusters.group])
+        before = clusters.rank // ANSWER * ANSWER
+        places.append(before / clusters.counts[clusters.group])
     nll = np.concatenate([part.nll for part in parts])
     document = np.concatenate([part.document for part in parts])
     size = np.concatenate([part.bytes for part in parts])
-    order = np.lexsort((np.concatenate(shares), document))
-    return Scores(nll[order], document[order], size[order], np.concatenate(correct)[order])
+    is_correct = np.concatenate(correct)
+    order = np.lexsort((np.concatenate(places), document))
+    return Scores(nll[order], document[order], size[order], is_correct[order])
 
 
 def _judge(with_span: Sequence[Scores], without: Sequence[Scores], windows: int, chance: float) -> Found:
-    """Return the finding from the scores of each run with the span and without; windows: at each depth."""
+    """Return the finding from the scores of each run, with the span and without. windows: at each depth."""
     clusters = with_span[0].clusters
     documents = len(clusters.documents)
     count = documents if clusters.segments == 1 else windows
@@ -249,10 +262,10 @@ def share_interval(shares: np.ndarray, count: int) -> Interval:
 
 
 def judge_finding(gain: Interval, accuracy: Interval, lift: Interval, chance: float) -> Finding:
-    """Return whether a model finds spans; positive gains mean that it reads them.
+    """Return the verdict on the spans that a model finds; positive gains mean that it reads them.
 
     gain: bits per byte that the answer costs less with the span than without. lift: the accuracy with the
-    span minus that without, which knowing the language gives. chance: the accuracy of guessing.
+    span minus the accuracy without, which knowing the language gives. chance: the accuracy of guessing.
 
         finds     surely 90 % of the answers are right, and the span surely makes the answer likelier
         chance    the accuracy is surely less than 5 points above that without the span, or above guessing; or
@@ -262,7 +275,7 @@ def judge_finding(gain: Interval, accuracy: Interval, lift: Interval, chance: fl
 
     Without the span, the right answer is the only one of the eight that is not in the window. A model that
     prefers whatever the window holds is therefore right more often with the span, and still only guesses.
-    Where the span changes no score, as past an attention window, all lifts are zero: their interval is wide.
+    If the span changes no score, as past an attention window, all lifts are zero: their interval is wide.
     """
     if accuracy.low >= FINDS and gain.low > 0:
         return "finds"
@@ -272,30 +285,33 @@ def judge_finding(gain: Interval, accuracy: Interval, lift: Interval, chance: fl
 
 
 def _notes(lines: Sequence[ProbeLine]) -> list[str]:
-    """Return a line for each reason why numbers are missing."""
-    lacking: dict[str, list[str]] = {}
+    """Return a sentence for each reason why numbers are missing."""
+    places_of: dict[str, list[str]] = {}
     for line in lines:
         for (length, depth), finding in line.found.items():
             if depth is None and isinstance(finding, str):
-                lacking.setdefault(finding, []).append(f"{line.label} at {length:,}")
-    return [f"no number for {', '.join(where)}: {reason}" for reason, where in lacking.items()]
+                place = f"{line.label} at {length:,}"
+                places_of.setdefault(finding, []).append(place)
+    return [f"no number for {', '.join(places)}: {reason}" for reason, places in places_of.items()]
 
 
 # Tables
 
 
 def grid_of(table: ProbeTable) -> Grid:
-    """Return a row for each line and length."""
+    """Return the table as a grid with a row for each line and length."""
     headings = ("length", "gain", "±", "accuracy", "95 %", "without")
-    depths = [Column(f"at\n{100 * depth:.3g} %") for depth in table.depths]
-    columns = [NAME, *map(Column, headings), Column("verdict", is_left=True), *depths]
+    depths = [Column(f"at\n{_depth_text(depth)}") for depth in table.depths]
+    verdict = Column("verdict", is_left=True)
+    columns = [NAME, *map(Column, headings), verdict, *depths]
     rows = []
-    for line in table.lines:
-        for length in table.lengths:
-            if (length, None) in line.found:
-                at_all_depths = _cells(line.found[length, None])
-                by_depth = [_accuracy(line.found.get((length, depth))) for depth in table.depths]
-                rows.append([Cell(line.label), Cell(f"{length:,}"), *at_all_depths, *by_depth])
+    for line, length in product(table.lines, table.lengths):
+        if (length, None) not in line.found:
+            continue
+        row = [Cell(line.label), Cell(f"{length:,}"), *_cells(line.found[length, None])]
+        for depth in table.depths:
+            row.append(_accuracy(line.found.get((length, depth))))
+        rows.append(row)
     return Grid(columns, rows, table.title, table.why, _legend(table), keys=2)
 
 
@@ -305,12 +321,9 @@ def _cells(finding: Found | str) -> list[Cell]:
     gain = finding.gain
     accuracy = finding.accuracy
     bounds = f"{100 * accuracy.low:.0f} to {_percent(accuracy.high)}"
-    return [
-        Cell(f"{gain.mean:+.3f}", value=gain.mean),
-        half_width(gain),
-        *map(Cell, (_percent(accuracy.mean), bounds, _percent(finding.without))),
-        verdict_cell(finding.verdict),
-    ]
+    gain_cell = Cell(f"{gain.mean:+.3f}", value=gain.mean)
+    shares = map(Cell, (_percent(accuracy.mean), bounds, _percent(finding.without)))
+    return [gain_cell, half_width(gain), *shares, verdict_cell(finding.verdict)]
 
 
 def _accuracy(finding: Found | str | None) -> Cell:
@@ -323,11 +336,16 @@ def _percent(share: float) -> str:
     return f"{100 * share:.0f} %"
 
 
+def _depth_text(depth: float) -> str:
+    return f"{100 * depth:.3g} %"
+
+
 def _legend(table: ProbeTable) -> list[str]:
     """Return the meanings of the columns and of the verdicts, a paragraph each."""
     findings = chain.from_iterable(line.found.values() for line in table.lines)
-    windows = max((finding.windows for finding in findings if isinstance(finding, Found)), default=0)
-    depths = ", ".join(f"{100 * depth:.3g} %" for depth in table.depths)
+    counts = [finding.windows for finding in findings if isinstance(finding, Found)]
+    windows = max(counts, default=0)
+    depths = ", ".join(map(_depth_text, table.depths))
     return [
         "can it find a span of 32 tokens, once it reads the first 16 of them again at the end? up to "
         f"{windows:,} windows at each depth: {depths}",

@@ -1,4 +1,4 @@
-"""What a report says: tables of lines, and of each line a record at each length that it was scored at."""
+"""The contents of a report: tables of lines, and for each line a record at each scored length."""
 
 import re
 from collections import Counter
@@ -16,19 +16,19 @@ PlotValues = Literal["levels", "change"]  # that pictures draw
 NEAR = 1.25  # times a length that works: a length up to there needs no mention
 CHECKPOINTS = "checkpoints"  # in place of a model's name, of several
 
-# What a line's weights have not learned at their training length: they are surely worse than the trigram of
-# the same tokens (trigram), not even surely better than token frequencies (frequencies), or have not surely
-# learned their task (task).
+# Why weights count as not learned at their training length: they are surely worse than the trigram of the
+# same tokens (trigram), not even surely better than token frequencies (frequencies), or not sure to solve
+# their task (task).
 Unlearned = Literal["", "trigram", "frequencies", "task"]
 
 
 @dataclass(frozen=True)
 class Measure:
-    """The quantity of a table's levels. name: in a row of details; unit: on an axis; meaning: in a title."""
+    """The quantity of a table's levels."""
 
-    name: str
-    unit: str
-    meaning: str
+    name: str  # in a heading
+    unit: str  # on an axis
+    meaning: str  # in a title
     higher_is_better: bool = False
 
 
@@ -43,23 +43,18 @@ EXACT = Measure(
 
 
 @dataclass(frozen=True)
-class Paired:
-    """A mean difference in bits per byte, its interval, and why either is missing.
+class Number:
+    """A mean over seeds and documents with its 95 % interval, or the reason why there is none."""
 
-    segments: into how many each document was cut for the interval. of_models: the interval for these models
-    alone, whatever other seeds would give; None for one seed, whose interval is that already. of_seeds: that
-    of each model; empty for one seed. target_hash, targets: the set that it is of. verdict: on a difference
-    from a baseline: better, same, worse or unclear; empty without an interval.
-    """
-
-    mean: float | None = None
+    mean: float | None = None  # in bits per byte, or of a task a share of examples
     interval: Interval | None = None
-    missing: str = ""
-    segments: int = 1
-    of_models: Interval | None = None
-    of_seeds: tuple[Interval, ...] = ()
-    target_hash: str = ""
-    targets: int = 0
+    missing: str = ""  # why the mean or the interval is missing
+    segments: int = 1  # into how many each document was cut for the interval
+    of_models: Interval | None = None  # for only these models, not for other seeds; None for one seed
+    of_seeds: tuple[Interval, ...] = ()  # of each seed's model; empty for one seed
+    target_hash: str = ""  # of the set of targets
+    targets: int = 0  # the size of the set
+    # On a difference from a baseline: better, same, worse or unclear; empty without an interval.
     verdict: str = ""
 
 
@@ -67,60 +62,49 @@ class Paired:
 class ContextUse:
     """The answers of the controls at one length about the context beyond the training length.
 
-    uses_context: yes, no or unclear; empty where it cannot be judged, and `missing` says why.
-    beats_window: yes, no or unclear; n/a where the encoding is windowed itself, empty without the control.
-    swap_gain, window_gain: bits per byte that are lost when the far context is another document's, and
-    when every layer sees only as many tokens as in training.
+    Gains are in bits per byte: the level of a control minus the level without it.
     """
 
-    uses_context: str = ""
-    beats_window: str = ""
-    swap_gain: Interval | None = None
-    window_gain: Interval | None = None
-    missing: str = ""
+    uses_context: str = ""  # yes, no or unclear; empty where use cannot be judged
+    beats_window: str = ""  # yes, no or unclear; n/a for a windowed encoding, empty without the control
+    swap_gain: Interval | None = None  # over far context from another document
+    window_gain: Interval | None = None  # over layers that see only as many tokens as in training
+    missing: str = ""  # why `uses_context` is empty
 
 
 @dataclass(frozen=True)
 class Answers:
-    """Shares of a task's answers at a length, from 0 to 1.
+    """Shares of a task's examples and answers that are right at a length, from 0 to 1."""
 
-    exact: of examples all of whose answers are right. accuracy: of right answers. chance: when guessing.
-    """
-
-    exact: Interval
-    accuracy: Interval
-    chance: float
+    exact: Interval  # of the examples without a wrong answer
+    accuracy: Interval  # of the answers
+    chance: float  # the accuracy of guessing
 
 
 @dataclass(frozen=True)
 class Record:
-    """A line at a length: its levels, and the change with its verdict.
-
-    levels: bits per byte, or the share of a task's examples that are right, one for each seed, in the order
-    of the runs' names; level is their mean, and target_hash, targets and documents are theirs. Unknown
-    numbers are None. compared: the change against the training length, on the largest set that all seeds
-    have; changes: that of each seed. baseline: the difference from the table's baseline, in bits per byte,
-    negative is better; None if the table has no baseline, or this is it. use: None if no control was scored.
-    """
+    """A line at a length: its levels, and the change with its verdict. Unknown numbers are None."""
 
     length: int
     status: str = "ok"
-    reason: str = ""
+    reason: str = ""  # why there is no level
+    # Bits per byte, or shares of a task's right examples: one for each seed, in the order of the runs' names.
     levels: tuple[float, ...] = ()
-    level: float | None = None
+    level: float | None = None  # the mean of the levels
     perplexity: float | None = None
-    compared: Paired = Paired()
-    changes: tuple[float, ...] = ()
+    compared: Number = Number()  # the change against the training length, on the largest set of all seeds
+    changes: tuple[float, ...] = ()  # the change of each seed
     verdict: str = ""  # undefined without a number, empty without an interval or below the training length
-    verdict_of_models: str = ""  # for these models alone; empty for one seed, as is the next
-    verdicts_of_seeds: tuple[str, ...] = ()
-    target_hash: str = ""
+    verdict_of_models: str = ""  # for only these models, not for other seeds; empty for one seed
+    verdicts_of_seeds: tuple[str, ...] = ()  # empty for one seed
+    target_hash: str = ""  # of the levels, as `targets` and `documents` are
     targets: int = 0
     documents: int = 0
     stride: int | None = None
     peak_memory_mb: float | None = None
-    baseline: Paired | None = None
-    use: ContextUse | None = None
+    # The difference from the table's baseline; None in a table without one, and for the baseline itself.
+    baseline: Number | None = None
+    use: ContextUse | None = None  # None if no control was scored
     answers: Answers | None = None  # of a task
 
     @property
@@ -134,39 +118,38 @@ class Record:
 
 @dataclass(frozen=True)
 class BreakPoint:
-    """A length and what it says of the break point.
+    """The length at which a line breaks, and the lengths up to which it holds and works.
 
-    kind: it breaks `at` the length, or there or before (`by`, after an unclear one); it is `unclear` from the
-    length on; it does not break up to the length (`none`); or nothing is known. holds_to: the last length up
-    to which it surely holds. works_to: the last one before it breaks, or surely breaks these models or each
-    of them, or cannot be scored; other unclear lengths are included. Both are the training length where the
-    next one breaks, and 0 where that breaks itself, as it may with an encoding that was not trained; None
-    where no longer one was judged. stops_by: the first length after `works_to` that was judged, to which it
-    does not work; None where it works to the longest.
+    `holds_to` and `works_to` are the training length if the next length breaks, 0 if the training length
+    breaks itself, as it may with an encoding that was not trained, and None if no longer length was judged.
     """
 
+    # at: the line breaks at `length`; by: there or at an unclear length before; unclear: from there on;
+    # none: the line does not break up to there.
     kind: Literal["at", "by", "unclear", "none", "unknown"] = "unknown"
     length: int | None = None
-    holds_to: int | None = None
+    holds_to: int | None = None  # the last length up to which the line surely holds
+    # The last length before the line breaks, or surely breaks these models or each of them, or cannot be
+    # scored; other unclear lengths count as working.
     works_to: int | None = None
-    stops_by: int | None = None
+    stops_by: int | None = None  # the first judged length after `works_to`; None if there is none
 
     @property
     def works_to_text(self) -> str:
-        """Return the interval in which it stops working, as every view shows it.
+        """Return the last length that works, and the first other length unless it is near: `256 to 512`.
 
-        That is the last length that works, and the first that does not unless that is near. Empty if no
-        length was judged.
+        Empty if no length was judged.
         """
         if self.works_to is None:
             return ""
         if self.works_to == 0:
             return "not at all"
-        return f"{self.works_to:,} to {self.stops_by:,}" if self.has_gap else f"{self.works_to:,}"
+        works = f"{self.works_to:,}"
+        return f"{works} to {self.stops_by:,}" if self.has_gap else works
 
     @property
     def predicate(self) -> str:
-        """Return the same as the predicate of a sentence about an encoding."""
+        """Return `works_to_text` as the predicate of a sentence about an encoding."""
         if self.works_to is None:
             return "works to an unknown length"
         if self.works_to == 0:
@@ -177,8 +160,10 @@ class BreakPoint:
 
     @property
     def has_gap(self) -> bool:
-        """Return whether the first length that does not work is far from the last one that does."""
-        return bool(self.works_to) and self.stops_by is not None and self.stops_by > NEAR * self.works_to
+        """Return whether the first length that does not work is far from the last length that works."""
+        if not self.works_to or self.stops_by is None:
+            return False
+        return self.stops_by > NEAR * self.works_to
 
     def __str__(self) -> str:
         if self.length is None:
@@ -199,48 +184,37 @@ class BreakPoint:
 
 @dataclass(frozen=True)
 class Position:
-    """Tokens that were scored at one range of places in their window: text of its own at each, no verdict.
+    """The levels of targets in one range of places of their window; each range has text of its own."""
 
-    context: tokens that such a target sees, on average. levels: bits per byte, one for each seed.
-    """
-
-    context: float
-    levels: tuple[float, ...]
+    context: float  # tokens that a target of the range sees, on average
+    levels: tuple[float, ...]  # bits per byte, one for each seed
 
 
 @dataclass(frozen=True)
 class Line:
-    """One encoding, its seeds together; one record for each length that it was scored at.
-
-    run: set only if runs of one encoding share a seed, so that each is a line. runs: all its runs. by: what
-    else tells the line from others, such as train.lr=0.003. rows: those of its levels. reads_nothing: it
-    surely gains nothing from a quarter to all of its training length. positions: by rising context, empty if
-    they were not scored. forced: it was scored with an encoding that is not compatible with the trained one.
-    knows_length: it is given the final length of each text. unlearned: what it has not learned to beat.
-    is_anchor: it is an n-gram model, not an encoding. longest: for later stages, the longest length that they
-    were trained at, from which the break point and the use of context are judged; else 0. has_short_label: no
-    other line of its table has its short label.
-    """
+    """One encoding, its seeds together; one record for each length that it was scored at."""
 
     encoding: str
     scored_with: str
-    run: str
+    run: str  # set only if runs of one encoding share a seed, so that each run is a line
     seeds: int
     parameters: int
     tokens_per_second: float
     records: dict[int, Record]
-    runs: tuple[str, ...]
-    rows: Sequence[Row] = field(default=(), repr=False)
-    by: str = ""
+    runs: tuple[str, ...]  # the names of all its runs
+    rows: Sequence[Row] = field(default=(), repr=False)  # of the levels
+    by: str = ""  # other values that tell the line from others, such as train.lr=0.003
     break_point: BreakPoint = BreakPoint()
-    reads_nothing: bool = False
-    positions: tuple[Position, ...] = ()
-    forced: bool = False
-    knows_length: bool = False
+    reads_nothing: bool = False  # surely no gain from a quarter to all of the training length
+    positions: tuple[Position, ...] = ()  # by rising context; empty if positions were not scored
+    forced: bool = False  # scored with an encoding that is not compatible with the trained one
+    knows_length: bool = False  # the encoding is given the final length of each text
     unlearned: Unlearned = ""
-    is_anchor: bool = False
+    is_anchor: bool = False  # an n-gram model, not an encoding
+    # For later stages, the longest length that they were trained at: the break point and the use of context
+    # are judged from there. Else 0.
     longest: int = 0
-    has_short_label: bool = False
+    has_short_label: bool = False  # no other line of the table has the same short label
 
     @property
     def is_ranked(self) -> bool:
@@ -248,19 +222,22 @@ class Line:
 
     @property
     def label(self) -> str:
-        """Return the name to show, with the seed and the hash of its run where it is one of many."""
-        run = re.sub(r".*-(?=s\d+-.)", "", self.run)
+        """Return the name to show; if each run is a line, with the seed and the hash of the run."""
         name = short_label_of(self) if self.has_short_label else label_of(self)
-        return " ".join(filter(None, (name, self.by, run and f"({run})")))
+        parts = [name, self.by]
+        if self.run:
+            run = re.sub(r".*-(?=s\d+-.)", "", self.run)
+            parts.append(f"({run})")
+        return " ".join(filter(None, parts))
 
 
 def label_of(scored: Row | Line) -> str:
-    """Return the name: of the encoding, and of what it was scored with where that is another."""
+    """Return the name of the trained encoding, and of the encoding of the scores if it is another."""
     return _label(scored, scored.scored_with)
 
 
 def short_label_of(scored: Row | Line) -> str:
-    """Return the name, with options that the encoding and what it was scored with share only once."""
+    """Return the label, in which options that the trained encoding and that of the scores share are once."""
     name, *options = BEFORE_AN_OPTION.split(scored.scored_with)
     shared = BEFORE_AN_OPTION.split(scored.encoding)[1:]
     own = [option for option in options if option not in shared]
@@ -277,16 +254,18 @@ def _label(scored: Row | Line, scored_with: str) -> str:
 def common_targets(lines: Iterable[Line], length: int) -> str:
     """Return the hash of the targets on which levels at a length are compared; empty without any level.
 
-    Most lines that are scored as they were trained have them, or most lines if none of those has a level. Of
-    several such sets, the larger is taken.
+    They are the targets of most lines that are scored as they were trained, or of most lines if no such line
+    has a level. Of several such sets, the larger is taken.
     """
     records: dict[bool, list[Record]] = {True: [], False: []}
     for line in lines:
         record = line.records.get(length)
         if record is not None and record.levels and not line.is_anchor:
             records[line.scored_with == line.encoding].append(record)
-    sets = Counter((record.targets, record.target_hash) for record in records[True] or records[False])
-    return max(sets, key=lambda each: (sets[each], each), default=(0, ""))[1]
+    chosen = records[True] or records[False]
+    sets = Counter((record.targets, record.target_hash) for record in chosen)
+    _, target_hash = max(sets, key=lambda each: (sets[each], each), default=(0, ""))
+    return target_hash
 
 
 def name_of_checkpoint(model: str, size: str) -> str:
@@ -295,14 +274,11 @@ def name_of_checkpoint(model: str, size: str) -> str:
 
 
 class Note(NamedTuple):
-    """A sentence below a table.
-
-    is_caveat: it changes how the short form is read, and stands there too, or `short` in its place.
-    """
+    """A sentence below a table."""
 
     text: str
-    is_caveat: bool = True
-    short: str = ""
+    is_caveat: bool = True  # the sentence changes how numbers are read, and is below the short form too
+    short: str = ""  # below the short form, in place of the text
 
 
 @dataclass(frozen=True)
@@ -384,11 +360,13 @@ class TableKey:
             return "" if self.is_of_checkpoints else "1 seed"
         fewest = min(seeds)
         most = max(seeds)
-        return f"{fewest} seeds" if fewest == most else f"{fewest} to {most} seeds"
+        if fewest == most:
+            return f"{fewest} seeds"
+        return f"{fewest} to {most} seeds"
 
     @property
     def _protocol_text(self) -> str:
-        """Return the protocol with its stride, if it has one."""
+        """Return the protocol, with its stride if the protocol has a stride."""
         if not self.stride_rule:
             return f"{self.protocol} protocol"
         stride = "half the length" if self.stride_rule == HALF else self.stride_rule
@@ -397,31 +375,22 @@ class TableKey:
 
 @dataclass(frozen=True)
 class Table:
-    """Encodings that may be compared, the best first.
-
-    ranked_at: the length whose levels rank the lines, None where they are in another order. why: why this
-    is not the only table, empty where it is. notes: whole lines to read below it; caveats: those of them that
-    the short form has too. baseline: the label of the line that the others are compared with. chosen: lengths
-    that the user named, and that the short form shows before all others. margin: bits per byte, of the
-    verdicts. anchors: models that cost no training, which are neither ranked nor judged. share: of the
-    targets that are in the slice. lacking: which runs do not know the slice; a caveat too. recall: the same
-    lines on that slice; none where this is a slice, or none was kept.
-    """
+    """Encodings that may be compared, the best first."""
 
     key: TableKey
     lengths: tuple[int, ...]
     lines: tuple[Line, ...]
-    ranked_at: int | None
-    why: str = ""
-    notes: tuple[str, ...] = ()
-    caveats: tuple[str, ...] = ()
-    baseline: str = ""
-    chosen: tuple[int, ...] = ()
-    margin: float = MARGIN
-    anchors: tuple[Line, ...] = ()
-    share: float = 1.0
-    lacking: str = ""
-    recall: "Table | None" = None
+    ranked_at: int | None  # the length whose levels rank the lines; None in another order
+    why: str = ""  # there are other tables; empty for the only table
+    notes: tuple[str, ...] = ()  # sentences below the details
+    caveats: tuple[str, ...] = ()  # sentences below the short form
+    baseline: str = ""  # the label of the line that the others are compared with
+    chosen: tuple[int, ...] = ()  # lengths that the user named: the short form shows them before all others
+    margin: float = MARGIN  # of the verdicts, in bits per byte
+    anchors: tuple[Line, ...] = ()  # models that cost no training, neither ranked nor judged
+    share: float = 1.0  # of the targets that are in the slice
+    lacking: str = ""  # a note on the runs that do not know the slice
+    recall: "Table | None" = None  # the same lines on the slice `recall`, if it was kept; None in a slice
 
     @property
     def is_task(self) -> bool:
@@ -443,39 +412,47 @@ class Table:
 
     @property
     def shown_anchors(self) -> tuple[Line, ...]:
-        """Return the anchors that people see: the trigram only where a model is no better, or is compared."""
-        return tuple(line for line in self.anchors if line.encoding != TRIGRAM or self._needs(line))
+        """Return the anchors that people see: the trigram only if a model is no better, or as a baseline."""
+        anchors = []
+        for line in self.anchors:
+            if line.encoding != TRIGRAM or self._needs(line):
+                anchors.append(line)
+        return tuple(anchors)
 
     @property
     def shown_lines(self) -> tuple[Line, ...]:
         return (*self.lines, *self.shown_anchors)
 
     def _needs(self, trigram: Line) -> bool:
-        """Return whether a model is not better than the trigram at the training length."""
+        """Return whether the trigram is the baseline, or a model no better at the training length."""
         if trigram.label == self.baseline or any(line.unlearned for line in self.lines):
             return True
         length = self.key.train_length
         counted = trigram.records.get(length)
         if counted is None or counted.level is None:
             return False
-        records = [line.records[length] for line in self.lines if length in line.records]
-        levels = [record.level for record in records if self.has_common_targets(record)]
-        return any(level is not None and level >= counted.level for level in levels)
+        for line in self.lines:
+            record = line.records.get(length)
+            if record is None or record.level is None or not self.has_common_targets(record):
+                continue
+            if record.level >= counted.level:
+                return True
+        return False
 
     def has_common_targets(self, record: Record) -> bool:
         """Return whether a record's level is of the targets on which levels at its length are compared."""
         return record.target_hash == common_targets(self.lines, record.length)
 
-    def has_targets_of_levels(self, change: Paired) -> bool:
+    def has_targets_of_levels(self, change: Number) -> bool:
         """Return whether a change is of the same targets as the levels at the training length."""
         shown = common_targets(self.lines, self.key.train_length)
         return change.target_hash in ("", shown) or not shown
 
     def is_drawn(self, record: Record, target_hash: str) -> bool:
-        """Return whether a number of a record is a point of a curve.
+        """Return whether a record's number on a set of targets is a point of a curve.
 
-        target_hash: the targets of the number. Its curve is of the targets of the levels at the training
-        length, and may go on with others past the longest length that was scored on those.
+        A curve is of the targets of the levels at the training length. Past the longest length that was
+        scored on these, it may go on with other targets.
         """
         if target_hash != common_targets(self.lines, record.length):
             return False

@@ -118,20 +118,16 @@ SKEW_WEIGHT = 3.5  # by simulation: covers 93 % over ten lognormal documents, an
 
 @dataclass(frozen=True)
 class Spread:
-    """The sources of the width of an interval.
+    """The sources of the width of an interval."""
 
-    variance: of the mean difference. seed_share: the part of it that comes from seeds, 0 to 1.
-    skewness: of the documents' means.
-    """
-
-    variance: float
-    seed_share: float
-    skewness: float
+    variance: float  # of the mean difference
+    seed_share: float  # the part of the variance that comes from seeds, 0 to 1
+    skewness: float  # of the documents' means
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean difference with its 95 % interval, and the numbers of seeds and documents that it comes from."""
+    """A mean difference with its 95 % interval, and the numbers of its seeds and documents."""
 
     mean: float
     low: float
@@ -141,7 +137,7 @@ class Interval:
     spread: Spread | None = field(default=None, repr=False, compare=False)
 
     def at(self, confidence: float) -> Bounds:
-        """Return the bounds at another level of confidence, 0 to 1; infinite ones are so at every level.
+        """Return the bounds at another level of confidence, 0 to 1; infinite bounds stay infinite.
 
         Raises `ValueError` for an interval without its spread.
         """
@@ -155,7 +151,7 @@ class Interval:
 
     @property
     def mirrored(self) -> "Interval":
-        """Return the interval of the difference the other way round."""
+        """Return the interval of the negative difference."""
         spread = self.spread and replace(self.spread, skewness=-self.spread.skewness)
         return Interval(-self.mean, -self.high, -self.low, self.seeds, self.documents, spread)
 
@@ -163,12 +159,12 @@ class Interval:
 def paired_interval(differences: np.ndarray, sizes: np.ndarray | None = None) -> Interval:
     """Return the interval of the mean of `differences`, float64 [seeds, documents].
 
-    sizes: by which documents count, above 0, float64 [documents]; without them all count the same.
+    sizes: the weights of the documents, above 0, float64 [documents]; by default all weigh the same.
 
-    One seed (or one document) leaves the spread over the other alone. One of each leaves no spread
-    to judge by, and the interval is infinite. A difference of +inf or NaN is a score that broke
-    down: it turns the whole mean infinite, and is never dropped. One of -inf is a reference that
-    broke down: nothing can be said against it, and the interval is infinite both ways.
+    With one seed the spread is only over documents, with one document only over seeds. With one of each there
+    is no spread, and the interval is infinite. A difference of +inf or NaN is a score that broke down: it
+    turns the whole mean infinite, and is never dropped. A difference of -inf is a reference that broke down:
+    it shows nothing about the score, and the interval is infinite both ways.
     """
     if differences.ndim != 2 or differences.size == 0:
         raise ValueError(f"differences must be [seeds, documents] with one at least, not {differences.shape}")
@@ -189,9 +185,10 @@ def paired_interval(differences: np.ndarray, sizes: np.ndarray | None = None) ->
 def difference_of_shares(differences: np.ndarray, count: int) -> Interval:
     """Return the interval of the mean of differences of shares, float64 [seeds, documents].
 
-    Where all are equal there is no spread to judge by. The interval then allows that a share of
-    `1 - 0.025 ** (1 / count)` differs: none of `count` would show it with a probability of 2.5 % (Clopper
-    and Pearson). count: how many units are independent: documents, or parts of them where there are few.
+    If all differences are equal, they show no spread. The interval then allows that a share of
+    `1 - 0.025 ** (1 / count)` of the units differs: with a probability of 2.5 %, none of `count` units would
+    show it (Clopper and Pearson). count: the number of independent units: documents, or parts of few
+    documents.
     """
     interval = paired_interval(differences)
     if np.ptp(differences) > 0 or interval.documents == 1:
@@ -221,9 +218,9 @@ def corrected_comparisons(intervals: Sequence[Interval], margin: float = MARGIN)
     after it are unclear too. As intervals of higher confidence enclose the others, this is to judge all of
     them at one level, and again for the places left, until nothing changes.
 
-    No difference is judged more boldly than alone. That the claims have a direction and are still bounded as
-    a family is proved for independent cells (Shaffer, 1980); for cells that share their documents there are
-    simulations alone.
+    No difference is judged more boldly than by itself. For claims with a direction, the bound on the chance
+    of any wrong claim is proved for independent cells (Shaffer, 1980); for cells that share their documents
+    there are only simulations.
     """
     unsettled = len(intervals)
     while True:
@@ -236,14 +233,15 @@ def corrected_comparisons(intervals: Sequence[Interval], margin: float = MARGIN)
 
 
 def judge_context_use(gain: Interval, swap_gain: Interval, margin: float = MARGIN) -> Answer:
-    """Return whether a model uses the context beyond its training length; positive gains mean it does.
+    """Return the verdict on the use of context beyond the training length; positive gains mean use.
 
-    gain: the level at the training length minus the level here. swap_gain: the level with the far
-    context taken from another document minus the level here.
+    gain: the level at the training length minus the level at the longer length. swap_gain: the level with
+    the far context taken from another document minus the level at the longer length.
 
-    A swap that surely costs less than the margin is `no` even where it surely costs something: with enough
-    documents every difference does. So is a level that is surely worse than at the training length: what is
-    read there harms. An infinite gain is a score that broke down, and shows nothing.
+    The verdict is `no` if a swap surely costs less than the margin, even if it surely costs something,
+    because with enough documents every difference does. It is `no` too if the level is surely worse than at
+    the training length, because the far context then harms. An infinite gain is a score that broke down, and
+    shows nothing.
     """
     if swap_gain.high < margin or gain.high < 0:
         return "no"
@@ -251,10 +249,10 @@ def judge_context_use(gain: Interval, swap_gain: Interval, margin: float = MARGI
 
 
 def judge_gain_over_control(gain: Interval, margin: float = MARGIN) -> Answer:
-    """Return whether a level is better than a control's; gain: the control's level minus this one.
+    """Return the verdict on a gain over a control: the control's level minus the level without it.
 
-    The rule of `judge_context_use`, so that the two answers can be read side by side: a gain surely below
-    the margin is of no use, else one surely above zero is a gain.
+    The rule is that of `judge_context_use`: a gain surely below the margin is `no`, else a gain surely above
+    zero is `yes`.
     """
     if gain.high < margin:
         return "no"
@@ -262,26 +260,26 @@ def judge_gain_over_control(gain: Interval, margin: float = MARGIN) -> Answer:
 
 
 def is_sensitive(gain: Interval) -> bool:
-    """Return whether a model gains from 1/4 to 1 times its training length; the gain is positive."""
+    """Return whether a model surely gains from 1/4 to 1 times its training length; gains are positive."""
     return _above_zero(gain)
 
 
 def reads_nothing(gain: Interval, margin: float = MARGIN) -> bool:
-    """Return whether a model gains at most the margin, or nothing, from 1/4 to 1 times its length."""
+    """Return whether a model surely gains less than the margin from 1/4 to 1 times its training length."""
     return not is_sensitive(gain) and gain.high < margin
 
 
 def holds_up_to(verdicts: Mapping[int, str]) -> int | None:
-    """Return the last length of the sequence from the shortest up that hold or improve; None for none."""
+    """Return the last length up to which all lengths hold or improve; None if the shortest does not."""
     held = takewhile(lambda length: verdicts[length] in ("holds", "improves"), sorted(verdicts))
     return max(held, default=None)
 
 
 def breaks_at(verdicts: Mapping[int, str]) -> int | None:
-    """Return the shortest length that is known to break, by either sequence; None where none is.
+    """Return the shortest length that is known to break; None without such a length.
 
-    That is the last of those from the longest down that degrade or fail; or the one that ends the sequence
-    of those that hold, if it degrades or fails itself.
+    It is the shortest of the longest lengths that all degrade or fail; or the length that follows the last
+    holding length, if it degrades or fails itself.
     """
     broken = {length for length, verdict in verdicts.items() if verdict in ("degrades", "fails")}
     longest = list(takewhile(lambda length: length in broken, sorted(verdicts, reverse=True)))
@@ -291,7 +289,7 @@ def breaks_at(verdicts: Mapping[int, str]) -> int | None:
 
 
 def student_interval(values: np.ndarray) -> Bounds:
-    """Return the 95 % interval of the mean of `values` [n]; infinite for fewer than two finite ones."""
+    """Return the 95 % interval of the mean of `values` [n]; infinite for fewer than two finite values."""
     if len(values) < 2 or not np.all(np.isfinite(values)):
         return -math.inf, math.inf
     mean = float(np.mean(values))
@@ -314,13 +312,15 @@ def _above_zero(gain: Interval) -> bool:
 
 def _spread(differences: np.ndarray) -> Spread:
     seeds, documents = differences.shape
-    seed_means, document_means = differences.mean(axis=1), differences.mean(axis=0)
+    seed_means = differences.mean(axis=1)
+    document_means = differences.mean(axis=0)
     skewness = _skewness(document_means)
     if seeds == 1:
         return Spread(_variance(document_means) / documents, 0.0, skewness)
     if documents == 1:
         return Spread(_variance(seed_means) / seeds, 1.0, skewness)
-    by_seed, by_document = _variance(seed_means) / seeds, _variance(document_means) / documents
+    by_seed = _variance(seed_means) / seeds
+    by_document = _variance(document_means) / documents
     rest = _rest(differences, seed_means, document_means) / differences.size
     # The difference can come out below its own parts, even below zero: no less than either part.
     variance = max(by_seed + by_document - rest, by_seed, by_document)
@@ -329,9 +329,10 @@ def _spread(differences: np.ndarray) -> Spread:
 
 
 def _with_sizes(differences: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """Return values whose plain mean, and its spread, are those of the mean by sizes; both [documents] last.
+    """Return values with the plain mean, and its spread, of the mean weighted by sizes [documents].
 
-    A document's value is its seed's mean and, by the jackknife, what that mean would change without it.
+    Both are [seeds, documents]. A document's value is the seed's weighted mean plus, by the jackknife, the
+    influence of the document on that mean.
     """
     share = sizes / sizes.sum()
     means = differences @ share
@@ -350,7 +351,7 @@ def _bounds(mean: float, spread: Spread, seeds: int, documents: int, confidence:
 
 
 def _rest(differences: np.ndarray, seed_means: np.ndarray, document_means: np.ndarray) -> float:
-    """Return the mean square of what neither the seed nor the document explains."""
+    """Return the mean square of the residuals, which neither the seed nor the document explains."""
     residual = differences - seed_means[:, None] - document_means[None, :] + differences.mean()
     return float(np.sum(residual**2)) / ((len(seed_means) - 1) * (len(document_means) - 1))
 

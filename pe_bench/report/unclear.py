@@ -1,4 +1,4 @@
-"""What is unclear in a table: how bad it can be at most, and the commands that would settle it."""
+"""Notes on unclear changes: how bad they can be at most, and the commands that would settle them."""
 
 import shlex
 from collections.abc import Iterator, Sequence
@@ -6,7 +6,7 @@ from math import isfinite
 
 from pe_bench.config.schema import EvalConfig
 from pe_bench.report.groups import MAX_NAMES, list_lengths
-from pe_bench.report.records import Note, Paired, Table
+from pe_bench.report.records import Note, Number, Table
 from pe_bench.runs.find import ScoredRuns, finished_runs
 from pe_bench.runs.folder import encoding_in
 from pe_bench.runs.rows import BY_RUN, Row, grouped, has_number
@@ -27,7 +27,8 @@ def unclear_notes(table: Table, rows: Sequence[Row], runs: ScoredRuns) -> Iterat
     for by_seeds, highs_of_lines in sorted(bounds.items()):
         where = []
         for label, highs in highs_of_lines.items():
-            where.append(f"{label} at {list_lengths(highs)} (at most {max(highs.values()):+.3f})")
+            highest = max(highs.values())
+            where.append(f"{label} at {list_lengths(highs)} (at most {highest:+.3f})")
         everywhere += where
         way_out = "Most of this is how seeds differ: train more seeds"
         if not by_seeds:
@@ -41,13 +42,17 @@ def unclear_notes(table: Table, rows: Sequence[Row], runs: ScoredRuns) -> Iterat
     named = ", ".join(everywhere[:MAX_LINES])
     if len(everywhere) > MAX_LINES:
         named += f" and {len(everywhere) - MAX_LINES} more"
-    yield Note(texts[0], short=f"unclear{against}: {named}; {' or '.join(dict.fromkeys(ways_out))}")
+    way_out = " or ".join(dict.fromkeys(ways_out))
+    yield Note(texts[0], short=f"unclear{against}: {named}; {way_out}")
     for text in texts[1:]:
         yield Note(text, is_caveat=False)
 
 
 def _bounds(table: Table) -> dict[bool, dict[str, dict[int, float]]]:
-    """Return the upper bounds of what is unclear by line and length, and whether seeds are most of it."""
+    """Return the upper bounds of unclear changes or differences.
+
+    They are by the main source of the interval's width (whether it is seeds), by line, and by length.
+    """
     bounds: dict[bool, dict[str, dict[int, float]]] = {}
     if table.is_task:
         return bounds
@@ -56,7 +61,7 @@ def _bounds(table: Table) -> dict[bool, dict[str, dict[int, float]]]:
             interval = record.interval
             verdict = record.verdict
             if table.baseline:
-                difference = record.baseline or Paired()
+                difference = record.baseline or Number()
                 interval = difference.interval
                 verdict = difference.verdict
             if verdict == "unclear" and interval is not None and isfinite(interval.high):
@@ -66,7 +71,7 @@ def _bounds(table: Table) -> dict[bool, dict[str, dict[int, float]]]:
 
 
 def _options(table: Table, rows: Sequence[Row], targets: int) -> str:
-    """Return the options of `eval` that score so many targets; empty without blocks of them."""
+    """Return the options of `eval` that score so many targets; empty for a protocol without target blocks."""
     block = rows[0].target_tokens
     if rows[0].protocol != "paired" or not block:
         return ""
@@ -79,20 +84,22 @@ def _options(table: Table, rows: Sequence[Row], targets: int) -> str:
 
 
 def _more_targets(table: Table, rows: Sequence[Row], runs: ScoredRuns, options: str) -> str:
-    """Return the commands that score more targets; without blocks there is more text alone."""
+    """Return a sentence with the commands that score more targets, by `options`, or more text without any."""
     if not options:
         return "More text would narrow these: raise eval.tokens"
     encodings = {line.encoding for line in table.lines}
     shown = [row for row in rows if row.encoding in encodings]
     # An encoding after --with has to fit each run of its command.
-    alike: dict[str, list[Row]] = {}
+    rows_of: dict[str, list[Row]] = {}
     for run_rows in grouped(shown, BY_RUN).values():
-        labels = sorted({row.scored_with for row in run_rows if row.scored_with != row.encoding})
-        words = "".join(f" --with {shlex.quote(label)}" for label in labels)
+        labels = {row.scored_with for row in run_rows if row.scored_with != row.encoding}
+        words = [f" --with {shlex.quote(label)}" for label in sorted(labels)]
         if any(row.forced for row in run_rows):
-            words += " --force"
-        alike.setdefault(words, []).extend(run_rows)
-    commands = [_eval_command(rows_alike, runs, f"{words}{options}") for words, rows_alike in alike.items()]
+            words.append(" --force")
+        rows_of.setdefault("".join(words), []).extend(run_rows)
+    commands = []
+    for words, rows_alike in rows_of.items():
+        commands.append(_eval_command(rows_alike, runs, words + options))
     way_out = f"score them again with{options}"
     if all(commands):
         way_out = " && ".join(commands)
@@ -100,29 +107,35 @@ def _more_targets(table: Table, rows: Sequence[Row], runs: ScoredRuns, options: 
 
 
 def _eval_command(rows: Sequence[Row], runs: ScoredRuns, options: str) -> str:
-    """Return the command that scores the runs of rows again; empty where it would be long, or not read."""
-    folders = [runs.folder_of(run) for run in dict.fromkeys(map(BY_RUN, rows))]
+    """Return the command that scores the runs of rows again; empty if it is long, or names other runs."""
+    names_of_runs = dict.fromkeys(map(BY_RUN, rows))
+    folders = list(map(runs.folder_of, names_of_runs))
     paths = {folder.path for folder in folders}
     results_dir = folders[0].path.parent.parent
     finished = set(finished_runs(results_dir))
     names = sorted({encoding_in(path.name) for path in paths})
-    if {path for path in finished if encoding_in(path.name) in names} != paths:
+    meant = {path for path in finished if encoding_in(path.name) in names}
+    if meant != paths:
         names = sorted(path.name for path in paths)
     if len(names) > MAX_NAMES and finished == paths:
         names = ["--all"]
-    if len(names) > MAX_NAMES or not paths <= finished or not all(map(_is_read_back, rows)):
+    if len(names) > MAX_NAMES or not paths <= finished:
+        return ""
+    if not all(map(_is_read_back, rows)):
         return ""
     lengths = {row.length for row in rows if row.control == "none"}
     is_usual = lengths.issubset(EvalConfig().resolved_lengths(rows[0].train_length))
     if not is_usual or any(folder.flat_config.get("eval.lengths") for folder in folders):
-        options = f" --lengths {','.join(map(str, sorted(lengths)))}{options}"
+        listed = ",".join(map(str, sorted(lengths)))
+        options = f" --lengths {listed}{options}"
     return f"pe-bench eval {shlex.join(names)}{results_option(results_dir)}{options}"
 
 
 def _is_read_back(row: Row) -> bool:
-    """Return whether `eval --with` reads the label that a row was scored with as the same encoding.
+    """Return whether `eval --with` reads the label of a row's encoding as the same encoding.
 
-    A label does not have the file of a class, nor an option that is the default and not what was trained.
+    A label lacks the file of a class, and an option whose default differs from the trained value.
     """
     name, _, _ = row.scored_with.partition(" ")
-    return "@" not in name and (row.scored_with == row.encoding or name != row.encoding.partition(" ")[0])
+    trained, _, _ = row.encoding.partition(" ")
+    return "@" not in name and (row.scored_with == row.encoding or name != trained)

@@ -1,13 +1,13 @@
-"""Paired differences between rows, and verdicts: on changes, on answers, on use of context, on learning.
+"""Number differences between rows, and verdicts: on changes, on answers, on use of context, on learning.
 
-Verdicts on answers are of a task. A share is that of a task's examples all of whose answers are right
-(exact), or of right answers. Every seed's model answers the same examples, so that both are varied together,
-as in `statistics`. Examples that are all right or all wrong show no spread; the interval is therefore never
-narrower than Wilson's (1927) for so many.
+Verdicts on answers are of a task, by the share of its examples without a wrong answer (exact), and by the
+share of right answers (accuracy). Every seed's model answers the same examples, so seeds and examples are
+varied together, as in `statistics`. Examples that are all right or all wrong show no spread; the interval is
+therefore never narrower than Wilson's (1927) for so many examples.
 
     solves    all of the interval of `exact` is above SOLVED, 0.9
-    chance    all of the interval of the accuracy is below what guessing gets plus NEAR_CHANCE, 0.05
-    partial   all of `exact` is below SOLVED, and the accuracy is not surely that of guessing
+    chance    all of the interval of the accuracy is below the accuracy of guessing plus NEAR_CHANCE, 0.05
+    partial   all of the interval of `exact` is below SOLVED, and the verdict is not `chance`
     unclear   anything else
 """
 
@@ -17,14 +17,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import takewhile
 from types import MappingProxyType
-from typing import Any, Literal, cast
+from typing import Literal, cast
 
 import numpy as np
 from scipy.special import ndtri
 
 from pe_bench.config.schema import MIN_PAIRED_LENGTH, quarter_of
 from pe_bench.errors import RunError
-from pe_bench.report.records import Answers, BreakPoint, ContextUse, Paired, Record, Unlearned
+from pe_bench.report.records import Answers, BreakPoint, ContextUse, Number, Record, Unlearned
 from pe_bench.report.statistics import (
     CONFIDENCE,
     Interval,
@@ -44,7 +44,7 @@ Pair = tuple[Row, Row]
 Rank = tuple[int, int, int, int, str]
 TaskVerdict = Literal["solves", "partial", "chance", "unclear"]
 
-# Of a checkpoint, below which the frequencies of its scored tokens say too little of what it has learned.
+# With fewer, token frequencies do not say whether a Hugging Face model has learned anything.
 LEAST_DOCUMENTS = 20
 LEAST_TARGETS = 4_096
 SOLVED = 0.9
@@ -53,29 +53,37 @@ HELD, BROKEN = ("improves", "holds"), ("degrades", "fails")
 AS_CHANGES = {"solves": "holds", "partial": "degrades", "chance": "fails"}  # for the break point
 
 
-# Paired differences
+# Number differences
 
 
 def pairs_of(rows: Sequence[Row], others: Sequence[Row], key: Callable[[Row], object] = BY_RUN) -> list[Pair]:
-    """Return rows with the other of the same run, or other key, on the same targets, where there is one."""
+    """Return the pairs of a row and another row on the same targets with the same key, by default the run."""
 
     def match(row: Row) -> tuple[object, str, str]:
         return key(row), row.target_hash, row.slice_hash
 
     other_of = {match(row): row for row in others if has_number(row)}
-    return [(row, other_of[match(row)]) for row in rows if has_number(row) and match(row) in other_of]
+    pairs = []
+    for row in filter(has_number, rows):
+        other = other_of.get(match(row))
+        if other is not None:
+            pairs.append((row, other))
+    return pairs
 
 
 def largest_set(rows: Sequence[Row]) -> str:
     """Return the hash of the set of targets that most rows share; of several such sets, the largest."""
     sets = Counter((row.targets, row.target_hash) for row in rows)
-    return max(sets, key=lambda one: (sets[one], one), default=(0, ""))[1]
+    _, target_hash = max(sets, key=lambda each: (sets[each], each), default=(0, ""))
+    return target_hash
 
 
 def rank_sets(rows: Iterable[Row]) -> dict[str, Rank]:
-    """Return the rank of each set: most lengths first, then the smaller longest one, rows and targets.
+    """Return the rank of each set of targets by its hash.
 
-    Lengths beyond `eval.max_length` have targets of their own, on which the training length is scored too.
+    The set with most lengths has the highest rank; of several, the one with the shorter longest length, then
+    with more rows, then with more targets. Lengths beyond `eval.max_length` have targets of their own, on
+    which the training length is scored too.
     """
     ranks = {}
     for name, set_rows in grouped(rows, lambda row: row.target_hash).items():
@@ -85,24 +93,25 @@ def rank_sets(rows: Iterable[Row]) -> dict[str, Rank]:
     return ranks
 
 
-def paired(pairs: Sequence[Pair], runs: ScoredRuns, missing: str = "") -> Paired:
-    """Return the first row of each pair minus the second; there is a pair for each seed.
+def paired(pairs: Sequence[Pair], runs: ScoredRuns, missing: str = "") -> Number:
+    """Return the mean difference between the rows of each pair, the first minus the second.
 
-    Of several sets of targets, the one that most pairs have is used. missing: why there is no difference if
-    there is no pair.
+    There is a pair for each seed. Of several sets of targets, the set of most pairs is used. missing: the
+    reason to give if there is no pair.
     """
     chosen = largest_set([row for row, _ in pairs])
     pairs = [pair for pair in pairs if pair[0].target_hash == chosen]
     if not pairs:
-        return Paired(missing=missing)
+        return Number(missing=missing)
     first = pairs[0][0]
     targets = min(row.targets for row, _ in pairs)
     try:
         differences = np.stack([_difference(*pair, runs) for pair in pairs])
         means = runs.means(first)
     except RunError as error:
-        mean = float(np.mean([level_of(row) - level_of(other) for row, other in pairs]))
-        return Paired(mean, missing=str(error), target_hash=chosen, targets=targets)
+        means_of_pairs = [level_of(row) - level_of(other) for row, other in pairs]
+        mean = float(np.mean(means_of_pairs))
+        return Number(mean, missing=str(error), target_hash=chosen, targets=targets)
 
     def interval_of(values: np.ndarray) -> Interval:
         if first.protocol == TASK:
@@ -110,7 +119,7 @@ def paired(pairs: Sequence[Pair], runs: ScoredRuns, missing: str = "") -> Paired
         return paired_interval(values, means.sizes)
 
     interval = interval_of(differences)
-    change = Paired(interval.mean, interval, segments=means.segments, target_hash=chosen, targets=targets)
+    change = Number(interval.mean, interval, segments=means.segments, target_hash=chosen, targets=targets)
     if len(pairs) == 1:
         return change
     of_models = interval_of(differences.mean(axis=0, keepdims=True))
@@ -118,22 +127,27 @@ def paired(pairs: Sequence[Pair], runs: ScoredRuns, missing: str = "") -> Paired
     return replace(change, of_models=of_models, of_seeds=of_seeds)
 
 
-def paired_changes(changes: Sequence[Pair], others: Sequence[Pair], runs: ScoredRuns) -> Paired:
-    """Return the first changes minus the others; both are pairs of a row and its reference, seed by seed."""
+def paired_changes(changes: Sequence[Pair], others: Sequence[Pair], runs: ScoredRuns) -> Number:
+    """Return the mean of the first changes minus the others, seed by seed.
+
+    A change is a pair of a row and its reference.
+    """
     try:
         differences = np.stack([_difference(*pair, runs) for pair in changes])
         differences -= np.stack([_difference(*pair, runs) for pair in others])
         interval = paired_interval(differences, runs.means(changes[0][0]).sizes)
     except RunError as error:
-        return Paired(missing=str(error))
-    return Paired(interval.mean, interval)
+        return Number(missing=str(error))
+    return Number(interval.mean, interval)
 
 
 def _difference(row: Row, other: Row, runs: ScoredRuns) -> np.ndarray:
-    """Return the difference of each cluster in bits per byte, float64 [U]."""
-    first, second = runs.means(row), runs.means(other)
-    has_same_sizes = np.array_equal(cast(np.ndarray, first.sizes), cast(np.ndarray, second.sizes))
-    if not np.array_equal(first.names, second.names) or not has_same_sizes:
+    """Return the difference in bits per byte of each document, or part of one, float64 [documents]."""
+    first = runs.means(row)
+    second = runs.means(other)
+    sizes = cast(np.ndarray, first.sizes)
+    has_same_names = np.array_equal(first.names, second.names)
+    if not has_same_names or not np.array_equal(sizes, cast(np.ndarray, second.sizes)):
         places = f"{row.run} at {row.length} and {other.run} at {other.length}"
         raise RunError(f"{places} have scores of other documents")
     if not first.names.size:
@@ -145,43 +159,23 @@ def _difference(row: Row, other: Row, runs: ScoredRuns) -> np.ndarray:
 # Verdicts
 
 
-def judge_intervals(
-    judge: Callable[[Any], str], interval: Any, of_models: Any, of_seeds: Sequence[Any]
-) -> dict[str, Any]:
-    """Return the fields of a record that have verdicts: on its interval, that of its models, and each seed's.
-
-    For answers of a task, intervals are those of the shares of right ones. Empty without an interval.
-    """
-    if interval is None:
-        return {}
-    return {
-        "verdict": judge(interval),
-        "verdict_of_models": "" if of_models is None else judge(of_models),
-        "verdicts_of_seeds": tuple(map(judge, of_seeds)),
-    }
-
-
 def find_break_point(records: Mapping[int, Record], train_length: int) -> BreakPoint:
     """Return the break point of a line whose records have their verdicts."""
-    # The training length has a verdict only where it is scored with an encoding that was not trained.
-    judged = {length: record for length, record in sorted(records.items()) if length > train_length}
-    if train_length in records and records[train_length].verdict:
-        judged = {train_length: records[train_length], **judged}
+    judged: dict[int, Record] = {}
+    for length, record in sorted(records.items()):
+        # The training length has a verdict only if it is scored with an encoding that was not trained.
+        if length > train_length or (length == train_length and record.verdict):
+            judged[length] = record
     verdicts = {length: _as_change(record.verdict) for length, record in judged.items()}
     held = holds_up_to(verdicts)
-    point = BreakPoint()
-    first = next(iter(judged.values()), None)
-    if first is not None and (first.verdict not in ("", "undefined") or first.status == "undefined"):
-        least = 0 if train_length in judged else train_length
-        worked = max(takewhile(lambda length: _is_reached(judged[length]), judged), default=0)
-        stops_by = min((length for length in judged if length > worked), default=None)
-        point = BreakPoint(holds_to=held or least, works_to=worked or least, stops_by=stops_by)
+    point = _working_lengths(judged, held, train_length)
     claimed = (*HELD, *BROKEN, "unclear")
     broken = breaks_at({length: verdict for length, verdict in verdicts.items() if verdict in claimed})
     if broken is not None:
         before = max((length for length in verdicts if length < broken), default=None)
-        return replace(point, kind="at" if before in (None, held) else "by", length=broken)
-    following = next((length for length in verdicts if held is None or length > held), None)
+        kind = "at" if before in (None, held) else "by"
+        return replace(point, kind=kind, length=broken)
+    following = next((length for length in verdicts if length > (held or 0)), None)
     if following is not None and verdicts[following] == "unclear":
         return replace(point, kind="unclear", length=following)
     if held is not None:
@@ -189,27 +183,46 @@ def find_break_point(records: Mapping[int, Record], train_length: int) -> BreakP
     return point
 
 
+def _working_lengths(judged: Mapping[int, Record], held: int | None, train_length: int) -> BreakPoint:
+    """Return the lengths up to which a line holds and works; unknown if the shortest is not judged.
+
+    judged: the records from the shortest length up. held: the last length up to which the line surely holds.
+    """
+    first = next(iter(judged.values()), None)
+    if first is None:
+        return BreakPoint()
+    if first.verdict in ("", "undefined") and first.status != "undefined":
+        return BreakPoint()
+    least = 0 if train_length in judged else train_length
+    worked = max(takewhile(lambda length: _is_reached(judged[length]), judged), default=0)
+    stops_by = min((length for length in judged if length > worked), default=None)
+    return BreakPoint(holds_to=held or least, works_to=worked or least, stops_by=stops_by)
+
+
 def _as_change(verdict: str) -> str:
     return AS_CHANGES.get(verdict, verdict)
 
 
 def _is_reached(record: Record) -> bool:
-    """Return whether a length holds, or is unclear without surely breaking these models or each of them."""
+    """Return whether a line works at a length.
+
+    It holds there, or is unclear without surely breaking these models as a whole or each of them.
+    """
     if record.verdict != "unclear":
         return _as_change(record.verdict) in HELD
     if _as_change(record.verdict_of_models) in BROKEN:
         return False
-    verdicts = [_as_change(verdict) for verdict in record.verdicts_of_seeds]
-    return not verdicts or any(verdict not in BROKEN for verdict in verdicts)
+    verdicts = set(map(_as_change, record.verdicts_of_seeds))
+    return not verdicts or not verdicts.issubset(BROKEN)
 
 
 # Answers
 
 
 def answers_of(rows: Sequence[Row], runs: ScoredRuns) -> tuple[Answers, Answers | None, list[Answers]]:
-    """Return a task's answers at a length: over all seeds, for these models alone, and for each seed.
+    """Return a task's answers at a length: over all seeds, for only these models, and for each seed.
 
-    For one seed, only the first is there. Raises `RunError`.
+    rows: one for each seed. The second is None and the last are empty for one seed. Raises `RunError`.
     """
     right = np.stack([runs.answers(row) for row in rows])
     exact = (right == 1).astype(float)
@@ -217,15 +230,20 @@ def answers_of(rows: Sequence[Row], runs: ScoredRuns) -> tuple[Answers, Answers 
     overall = share_answers(right, exact, chance)
     if len(rows) == 1:
         return overall, None, []
-    of_models = share_answers(right.mean(axis=0, keepdims=True), exact.mean(axis=0, keepdims=True), chance)
-    of_seeds = zip(right[:, None], exact[:, None], strict=True)
-    return overall, of_models, [share_answers(*of_seed, chance) for of_seed in of_seeds]
+    mean_right = right.mean(axis=0, keepdims=True)
+    mean_exact = exact.mean(axis=0, keepdims=True)
+    of_models = share_answers(mean_right, mean_exact, chance)
+    of_seeds = []
+    for seed in range(len(rows)):
+        of_seeds.append(share_answers(right[seed : seed + 1], exact[seed : seed + 1], chance))
+    return overall, of_models, of_seeds
 
 
 def share_answers(right: np.ndarray, exact: np.ndarray, chance: float) -> Answers:
-    """Return the shares of answers, from 0 to 1, both float64 [seeds, examples].
+    """Return the shares of right examples and right answers, with their intervals.
 
-    right: the share of right answers of each example. exact: the share of seeds that have them all right.
+    right: the share of right answers in each example, float64 [seeds, examples], from 0 to 1. exact: 1 where
+    all of them are right, else 0, of the same shape; a mean over seeds lies between.
     """
     return Answers(_interval_of_examples(exact), _interval_of_examples(right), chance)
 
@@ -242,7 +260,7 @@ def _interval_of_examples(shares: np.ndarray) -> Interval:
     interval = paired_interval(shares)
     low = interval.low
     high = interval.high
-    # Examples that are right in part show by themselves how far their mean may be off.
+    # If some examples are right in part, the spread between examples shows how far their mean may be off.
     if np.isin(shares, (0, 1)).all():
         wilson_low, wilson_high = _wilson(interval.mean, interval.documents)
         low = min(low, wilson_low)
@@ -251,10 +269,12 @@ def _interval_of_examples(shares: np.ndarray) -> Interval:
 
 
 def _wilson(share: float, count: int) -> tuple[float, float]:
+    """Return the bounds of Wilson's interval of a share of `count` examples."""
     z = float(ndtri((1 + CONFIDENCE) / 2))
     shrunk = 1 + z**2 / count
     middle = (share + z**2 / (2 * count)) / shrunk
-    half = z / shrunk * math.sqrt(share * (1 - share) / count + z**2 / (4 * count**2))
+    variance = share * (1 - share) / count + z**2 / (4 * count**2)
+    half = z / shrunk * math.sqrt(variance)
     return middle - half, middle + half
 
 
@@ -269,9 +289,9 @@ def judge_context(
     margin: float,
     runs: ScoredRuns,
 ) -> ContextUse | None:
-    """Return the context use by the controls of rows at one length; None where the rows have no number.
+    """Return the use of context that the controls of rows at one length show; None if no row has a number.
 
-    trained: rows at the training length. why_open: why levels within that leave the answer open, if they do.
+    trained: rows at the training length. why_open: as `why_open_within` says.
     """
     if not any(map(has_number, rows)):
         return None
@@ -283,11 +303,12 @@ def judge_context(
     if not any(map(has_number, rows)):
         return None
 
-    def gain_over(worse: Sequence[Row]) -> Paired:
+    def gain_over(worse: Sequence[Row]) -> Number:
         return paired(pairs_of(worse, rows), runs, "no score on the same targets")
 
-    swaps = [row for row in controls if row.control == "swap" and row.target_hash == chosen]
-    windows = [row for row in controls if row.control == "window" and row.target_hash == chosen]
+    controls = [row for row in controls if row.target_hash == chosen]
+    swaps = [row for row in controls if row.control == "swap"]
+    windows = [row for row in controls if row.control == "window"]
     gain = gain_over(trained)
     swap = gain_over(swaps)
     window = gain_over(windows)
@@ -304,8 +325,11 @@ def judge_context(
     return ContextUse(answer, beats_window, swap.interval, window.interval, missing)
 
 
-def why_open_within(train_length: int, within: Paired, margin: float) -> str:
-    """Return why gains within training leave a model's use of context open; empty where they do not."""
+def why_open_within(train_length: int, within: Number, margin: float) -> str:
+    """Return the reason why a model's use of context stays open; empty if it surely gains within training.
+
+    within: the gain from a quarter of the training length to all of it.
+    """
     quarter = quarter_of(train_length)
     if within.missing:
         return within.missing
@@ -316,23 +340,21 @@ def why_open_within(train_length: int, within: Paired, margin: float) -> str:
     if is_sensitive(within.interval):
         return ""
     improves = "does not improve" if within.interval.high < margin else "does not surely improve"
-    return (
-        f"the model {improves} from {quarter:,} to {train_length:,} tokens, so no gain beyond "
-        f"{train_length:,} proves nothing"
-    )
+    lengths = f"from {quarter:,} to {train_length:,} tokens"
+    return f"the model {improves} {lengths}, so no gain beyond {train_length:,} proves nothing"
 
 
-# What trained lines did not learn to beat
+# Has a model learned anything?
 
 
 def unlearned(
     rows: Sequence[Row], runs: ScoredRuns, counted_on: Mapping[str, Row] = MappingProxyType({})
 ) -> Unlearned:
-    """Return the anchor or task that weights have not learned to beat in training; empty if all, or unknown.
+    """Return the anchor or the task that weights have not learned to beat; empty if they have, or if unknown.
 
-    rows: of a line's runs. Only those with the trained encoding count: it is the weights that learn.
-    counted_on: for runs whose anchors were counted on another run's training tokens, a row of that run: for a
-    later stage, of its first stage.
+    rows: of a line's runs. Only rows with the trained encoding count, because weights learn, not encodings.
+    counted_on: by run, a row of another run, on whose training tokens the run's anchors were counted: for a
+    later stage, a row of its first stage.
     """
     trained = [row for row in rows if is_as_trained(row) and row.length == row.train_length]
     if any(row.protocol == TASK for row in trained):
@@ -345,7 +367,8 @@ def unlearned(
         """Return the interval of the levels minus an anchor's, which was counted on the same tokens."""
         pairs = []
         for row in scored:
-            anchor = runs.anchors.rows.get((label, *anchor_key(row, counted_on.get(row.run, row))))
+            key = anchor_key(row, counted_on.get(row.run, row))
+            anchor = runs.anchors.rows.get((label, *key))
             if anchor is not None:
                 pairs.append((row, anchor))
         return paired(pairs, runs).interval
@@ -360,14 +383,16 @@ def unlearned(
 
 
 def has_few_targets(row: Row) -> bool:
-    """Return whether a checkpoint was scored on too little text to say whether it has learned anything."""
+    """Return whether a Hugging Face model has too few scores to say whether it has learned anything."""
     is_little = row.documents < LEAST_DOCUMENTS or row.targets < LEAST_TARGETS
     return is_checkpoint(row.model) and is_little
 
 
 def _unlearned_task(rows: Sequence[Row], runs: ScoredRuns) -> Unlearned:
+    if not rows:
+        return ""
     try:
-        is_solved = not rows or judge_answers(answers_of(rows, runs)[0]) == "solves"
+        answers, *_ = answers_of(rows, runs)
     except RunError:  # a note of the record says so
-        is_solved = True
-    return "" if is_solved else "task"
+        return ""
+    return "" if judge_answers(answers) == "solves" else "task"

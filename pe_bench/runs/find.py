@@ -359,6 +359,11 @@ class ScoredRuns:
         self.anchors = anchors
         self._means: dict[Row, Means] = {}
 
+    @classmethod
+    def read(cls, results_dir: Path) -> "ScoredRuns":
+        """Return the runs and the anchors of a folder of results."""
+        return cls(folders_in(results_dir / "runs"), read_anchors(results_dir / "anchors"))
+
     def value(self, row: Row, key: str) -> Any:
         """Return the value of a column, or of a key of the configuration; None where a run has no such."""
         if key in COLUMNS:

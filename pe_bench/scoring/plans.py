@@ -32,7 +32,7 @@ from pe_bench.data.packed import Data, Split
 from pe_bench.data.prompt import Prompts
 from pe_bench.data.tasks import Task
 from pe_bench.runs.rows import HALF, POSITIONS, TASK
-from pe_bench.scoring.protocols import Answers, Plan, Window, nonoverlapping_plan, paired_plan, sliding_plan
+from pe_bench.scoring.protocols import Examples, Plan, Window, nonoverlapping_plan, paired_plan, sliding_plan
 from pe_bench.scoring.targets import (
     ScoredText,
     TargetBlocks,
@@ -222,8 +222,8 @@ def task_plan(task: Task | Prompts, length: int, count: int, seed: int, half: Ha
     is_target_answer = np.stack([example.is_answer[-targets:] for example in examples])
     target_numbers = np.stack([number[-targets:] for number in numbers])
     split = Split(tokens, np.cumsum([0, *sizes]))
-    answers = Answers(split, is_target_answer, task.chance, target_numbers)
+    scored = Examples(split, is_target_answer, task.chance, target_numbers)
     words = repr((task.hash, length, seed, (count, *sorted(set(sizes))))).encode()
     content = tokens.astype("<i8").tobytes() + is_answer.tobytes()
     target_hash = hash_of_half(hashlib.sha256(words + content).hexdigest()[:16], half)
-    return Plan(TASK, length, windows, target_hash, answers=answers)
+    return Plan(TASK, length, windows, target_hash, examples=scored)

@@ -65,17 +65,13 @@ class Window:
 
 
 @dataclass(frozen=True, eq=False)
-class Answers:
-    """The examples of a plan, in place of text.
-
-    is_answer: which targets of each example's window are scored, bool [documents, targets]. chance: the
-    accuracy of guessing. number: the answer of its example that each target is a part of, of the same shape.
-    """
+class Examples:
+    """The examples of a task that a plan scores, in place of text."""
 
     split: Split
-    is_answer: np.ndarray
-    chance: float
-    number: np.ndarray
+    is_answer: np.ndarray  # which targets of each example's window are scored, bool [examples, targets]
+    chance: float  # the accuracy of guessing
+    number: np.ndarray  # the answer of its example that each target is a part of, [examples, targets]
 
     def scores(self, nll: np.ndarray, correct: np.ndarray) -> Scores:
         """Return the scores of all targets; one is right if all targets of its answer are correct.
@@ -96,7 +92,7 @@ class Plan:
 
     limit: every layer's attention is limited to so many tokens, for the control `window`. offset: how much
     later than in the text all positions are, for the control `offset`. blocks: the set of the paired
-    protocol. depth: of a probe. answers: of a task.
+    protocol. depth: of a probe. examples: of a task.
     """
 
     protocol: str
@@ -110,13 +106,13 @@ class Plan:
     offset: int = 0
     depth: float | None = None
     blocks: TargetBlocks | None = field(default=None, compare=False, repr=False)  # `target_hash` is theirs
-    answers: Answers | None = field(default=None, compare=False, repr=False)
+    examples: Examples | None = field(default=None, compare=False, repr=False)
 
     @property
     def targets(self) -> int:
         """Return the number of scored targets."""
-        if self.answers is not None:
-            return int(self.answers.is_answer.sum())
+        if self.examples is not None:
+            return int(self.examples.is_answer.sum())
         return sum(window.targets for window in self.windows)
 
     @property
@@ -137,8 +133,8 @@ class Plan:
     @property
     def chance(self) -> float | None:
         """Return the accuracy of guessing among the answers; None where there are none."""
-        if self.answers is not None:
-            return self.answers.chance
+        if self.examples is not None:
+            return self.examples.chance
         needle = self.windows[0].needle if self.windows else None
         return None if needle is None else 1 / (1 + len(needle.others))
 

@@ -188,8 +188,8 @@ def _scored_row(job: Job, plan: Plan, scored: Scored) -> Row:
     row = _empty_row(job, plan)
     if scored.status != "ok":
         return replace(row, status=scored.status, reason=scored.reason)
-    if plan.answers is not None:
-        scores = plan.answers.scores(scored.nll, scored.correct)
+    if plan.examples is not None:
+        scores = plan.examples.scores(scored.nll, scored.correct)
     else:
         correct = scored.correct if plan.protocol == PROBE else None
         scores = scores_of(plan, job.data.validation, scored.nll, correct)

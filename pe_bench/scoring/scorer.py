@@ -159,7 +159,7 @@ class Scorer:
     ) -> tuple[np.ndarray, np.ndarray]:
         model = self.model
         device = model.device
-        split = self.split if plan.answers is None else plan.answers.split
+        split = self.split if plan.examples is None else plan.examples.split
         fed_BT = inputs(split, batch)
         # A control changes what is read and not where: the ids are those of the text itself.
         ids = model.encoding.ids(fed_BT.to(device), train=False, generator=generator)
@@ -172,9 +172,9 @@ class Scorer:
         hidden_BTD = model.hidden(fed_BT.to(device), ids, plan.limit, skipped)
         scored_ND = hidden_BTD[:, first - skipped : first - skipped + count].flatten(0, 1)
         targets_N = targets(split, batch).flatten().to(device)
-        if plan.answers is None:
+        if plan.examples is None:
             return model.nll(scored_ND, targets_N).float().cpu().numpy(), NOTHING
-        is_answer = plan.answers.is_answer[[window.document for window in batch]]
+        is_answer = plan.examples.is_answer[[window.document for window in batch]]
         index = torch.from_numpy(np.flatnonzero(is_answer)).to(device)
         scored_ND, targets_N = scored_ND[index], targets_N[index]
         nll = model.nll(scored_ND, targets_N)

@@ -6,7 +6,7 @@ from pathlib import Path
 from support.results import add_run
 
 from pe_bench.report.build import build_tables
-from pe_bench.report.records import BreakPoint, ContextUse, Line, Paired, Position, Table
+from pe_bench.report.records import BreakPoint, ContextUse, Line, Number, Position, Table
 from pe_bench.report.statistics import Interval, judge_change
 
 HOSTILE = "</script></style><img src=x onerror=alert(1)>\"'&<script>alert(2)</script>"
@@ -46,7 +46,7 @@ def judged(line: Line) -> Line:
 
 
 def with_all(line: Line) -> Line:
-    difference = Paired(-0.3, Interval(-0.3, -0.4, -0.2, 2, 24), "", verdict="better")
+    difference = Number(-0.3, Interval(-0.3, -0.4, -0.2, 2, 24), "", verdict="better")
     gain = Interval(0.1, 0.05, 0.15, 2, 24)
     records = dict(line.records)
     for length, cell in records.items():

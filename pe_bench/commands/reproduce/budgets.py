@@ -5,7 +5,7 @@ For studies with `over: tokens`, whose sweeps differ in their training tokens al
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, combinations, product
+from itertools import chain, combinations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,25 +36,20 @@ MIN_ORDERED = 3  # encodings, of which an order says something
 
 @dataclass(frozen=True)
 class Budget:
-    """An encoding after so many training tokens, in bits per byte; what was not scored is None.
-
-    level: at the training length. near, far: the changes at `NEAR` and `FAR` times the training length.
-    recall: that at `NEAR` times of the recall targets. swap: what far text of another document costs there.
-    reads_far: whether text beyond the training length is used there: yes, no, unclear, or empty. breaks_at:
-    the first length, in tokens, that surely degrades or fails. has_learned: at its training length it is
-    neither surely worse than a trigram nor no better than token frequencies; else its changes mean nothing.
-    """
+    """An encoding after so many training tokens, in bits per byte; a number that was not scored is None."""
 
     encoding: str
-    tokens: int
+    tokens: int  # of training
     seeds: int
-    level: float
-    near: Interval | None
-    far: Interval | None
-    recall: Interval | None
-    swap: Interval | None
-    reads_far: str
-    breaks_at: int | None
+    level: float  # at the training length
+    near: Interval | None  # the change at `NEAR` times the training length
+    far: Interval | None  # the change at `FAR` times the training length
+    recall: Interval | None  # the change of the recall targets at `NEAR` times the training length
+    swap: Interval | None  # the cost of far text from another document there
+    reads_far: str  # yes, no or unclear: the use of text beyond the training length there; or empty
+    breaks_at: int | None  # the first length, in tokens, that surely degrades or fails
+    # At its training length it is neither surely worse than a trigram nor no better than token frequencies;
+    # else its changes mean nothing.
     has_learned: bool = True
 
 
@@ -62,17 +57,19 @@ def budgets_of(study: Study, scores: Measurements) -> list[Budget]:
     """Return the results of each encoding at each budget, encoding by encoding."""
     known: dict[tuple[str, int], Budget] = {}  # two budgets of a toy may be the same runs
     order: dict[str, int] = {}  # of the encodings
-    names = chain.from_iterable(product(sweep.encodings, [sweep.name]) for sweep in study.sweeps)
-    for name, sweep in dict.fromkeys(names):
-        order.setdefault(name, len(order))
-        budget = budget_of(Series(name, sweep), scores)
+    all_series: list[Series] = []
+    for sweep in study.sweeps:
+        all_series += [Series(encoding, sweep.name) for encoding in sweep.encodings]
+    for series in dict.fromkeys(all_series):
+        order.setdefault(series.label, len(order))
+        budget = budget_of(series, scores)
         if budget is not None:
-            known[name, budget.tokens] = budget
+            known[series.label, budget.tokens] = budget
     return sorted(known.values(), key=lambda budget: (order[budget.encoding], budget.tokens))
 
 
 def budget_of(series: Series, scores: Measurements) -> Budget | None:
-    """Return the results of a series; None where its training length was not scored."""
+    """Return the results of a series; None if its training length was not scored."""
     length = scores.length
     trained = scores.at(series, length, "paired")
     if not trained:
@@ -117,23 +114,19 @@ def first_that_reads(budgets: Iterable[Budget]) -> dict[str, int | None]:
 
 @dataclass(frozen=True)
 class Agreement:
-    """How far a budget orders encodings, by their level at the training length, as a smaller budget does.
+    """The agreement of two budgets in the order of encodings, by their level at the training length."""
 
-    smaller, tokens: the training tokens of both. tau: Kendall's tau (1938): 1 for the same order, -1 for the
-    opposite one. encodings: how many have learned at both budgets.
-    """
-
-    smaller: int
+    smaller: int  # training tokens
     tokens: int
-    tau: float
-    encodings: int
+    tau: float  # Kendall's tau (1938): 1 for the same order, -1 for the opposite order
+    encodings: int  # the number of encodings that have learned at both budgets
 
 
 def agreements(budgets: Sequence[Budget]) -> list[Agreement]:
     """Return the agreement of each larger budget with the smallest budget in the order of encodings.
 
-    The smallest budget is the first at which three encodings have learned, and a larger budget is left out
-    where fewer than three have learned at both.
+    The smallest budget is the first at which three encodings have learned. A larger budget is left out if
+    fewer than three have learned at both.
     """
     levels: dict[int, dict[str, float]] = {}
     for budget in budgets:
@@ -170,20 +163,11 @@ def table_of(budgets: Sequence[Budget], length: int, width: int) -> Iterator[str
 
     length: the training length. width: of the terminal.
     """
-    near, far = f"{NEAR * length:,}", f"{FAR * length:,}"
-    headings = (
-        "",
-        "tokens",
-        "seeds",
-        f"at {length}",
-        near,
-        far,
-        f"recall {near}",
-        "swap",
-        "breaks",
-        "reads far",
-    )
-    yield from table_lines(headings, [_cells(budget) for budget in budgets], width, keys=2)
+    near = f"{NEAR * length:,}"
+    far = f"{FAR * length:,}"
+    numbers = (f"at {length}", near, far, f"recall {near}", "swap", "breaks")
+    headings = ("", "tokens", "seeds", *numbers, "reads far")
+    yield from table_lines(headings, list(map(_cells, budgets)), width, keys=2)
     yield ""
     yield f"{near}, {far}, recall: changes against {length} tokens, in bits per byte"
     yield f"swap: what another document's far text costs at {near} tokens"
@@ -192,8 +176,10 @@ def table_of(budgets: Sequence[Budget], length: int, width: int) -> Iterator[str
         yield f"{UNLEARNED}: not learned: surely worse than a trigram, so its changes mean nothing"
     for encoding, tokens in first_that_reads(budgets).items():
         largest = max(budget.tokens for budget in budgets if budget.encoding == encoding)
-        said = f"surely reads far from {spell_tokens(tokens)} on" if tokens else "does not surely read far"
-        yield f"{encoding}: {said} (trained on up to {spell_tokens(largest)} tokens)"
+        reads = "does not surely read far"
+        if tokens:
+            reads = f"surely reads far from {spell_tokens(tokens)} on"
+        yield f"{encoding}: {reads} (trained on up to {spell_tokens(largest)} tokens)"
     yield from _agreement_lines(budgets, length)
 
 
@@ -205,8 +191,9 @@ def _agreement_lines(budgets: Sequence[Budget], length: int) -> Iterator[str]:
     smaller = spell_tokens(known[0].smaller)
     yield f"Kendall's tau between the order of levels at {length} tokens after {smaller}, and the order"
     parts = [f"{spell_tokens(each.tokens)} {each.tau:+.2f}" for each in known]
-    counts = sorted({each.encodings for each in known})
-    encodings = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+    counts = sorted(each.encodings for each in known)
+    bounds = map(str, (counts[0], counts[-1]))
+    encodings = " to ".join(dict.fromkeys(bounds))
     yield f"after {', '.join(parts)} ({encodings} encodings)"
 
 
@@ -214,15 +201,10 @@ def _cells(budget: Budget) -> tuple[str, ...]:
     level = f"{budget.level:.3f}"
     if not budget.has_learned:
         level += UNLEARNED
-    return (
-        budget.encoding,
-        spell_tokens(budget.tokens),
-        str(budget.seeds),
-        level,
-        *map(spell_mean, (budget.near, budget.far, budget.recall, budget.swap)),
-        f"{budget.breaks_at:,}" if budget.breaks_at else "none",
-        budget.reads_far or "-",
-    )
+    runs = (spell_tokens(budget.tokens), str(budget.seeds))
+    means = map(spell_mean, (budget.near, budget.far, budget.recall, budget.swap))
+    breaks = f"{budget.breaks_at:,}" if budget.breaks_at else "none"
+    return budget.encoding, *runs, level, *means, breaks, budget.reads_far or "-"
 
 
 def spell_mean(interval: Interval | None) -> str:
@@ -234,10 +216,10 @@ def spell_mean(interval: Interval | None) -> str:
 
 @dataclass(frozen=True)
 class Panel:
-    """A panel of the picture. value: what it shows of a budget; None where that was not scored."""
+    """A panel of the picture."""
 
     title: str
-    value: Callable[[Budget], float | None]
+    value: Callable[[Budget], float | None]  # returns the number of a budget; None if it was not scored
     is_change: bool = True
 
 
@@ -290,12 +272,18 @@ def _draw_panel(
     axes.yaxis.set_minor_locator(NullLocator())
     for encoding, budgets in curves.items():
         style = styles[encoding]
-        shown = [(budget, value) for budget in budgets if (value := panel.value(budget)) is not None]
-        x = [budget.tokens for budget, _ in shown]
-        y = [value for _, value in shown]
+        points: list[tuple[int, float]] = []
+        ringed: list[tuple[int, float]] = []
+        for budget in budgets:
+            value = panel.value(budget)
+            if value is not None:
+                points.append((budget.tokens, value))
+                if budget.reads_far == "yes":
+                    ringed.append((budget.tokens, value))
+        x = [tokens for tokens, _ in points]
+        y = [value for _, value in points]
         axes.plot(x, y, color=style.colour, marker=style.marker, linestyle=style.stroke, label=encoding)
-        reading = [(budget.tokens, value) for budget, value in shown if budget.reads_far == "yes"]
-        for tokens, value in reading:
+        for tokens, value in ringed:
             axes.plot(tokens, value, "o", markersize=11, markerfacecolor="none", color=style.colour)
     ticks = sorted({budget.tokens for budget in chain.from_iterable(curves.values())})
     axes.set_xticks(ticks, [spell_tokens(tokens) for tokens in ticks])

@@ -1,10 +1,10 @@
-"""A paper's claims against what a study measured: each holds, is contradicted, or stays unclear.
+"""A paper's claims against a study's measurements: each claim holds, is contradicted, or stays unclear.
 
-All follow from 95 % intervals of paired differences by the rules of statistics.py. A claim is judged alone:
-with twenty of them, one is judged wrongly by chance.
+The outcome follows from the 95 % interval of a paired difference by the rules of statistics.py. Claims are
+not corrected together: of twenty, one is judged wrongly by chance.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
@@ -13,38 +13,38 @@ from typing import Literal, NamedTuple, Protocol
 from pe_bench.commands.reproduce.papers import ALIKE, KINDS, OF_LEVELS, WINDOWS, Claim
 from pe_bench.commands.reproduce.study import Step
 from pe_bench.config.schema import quarter_of
-from pe_bench.report.records import BreakPoint, ContextUse, Paired, Record, Unlearned, label_of
+from pe_bench.report.lines import Source, make_record
+from pe_bench.report.records import BreakPoint, ContextUse, Number, Record, Unlearned, label_of
 from pe_bench.report.statistics import (
     MARGIN,
     Interval,
-    Verdict,
     breaks_at,
-    judge_change,
     judge_gain_over_control,
 )
 from pe_bench.report.verdicts import (
+    Pair,
     TaskVerdict,
     answers_of,
     find_break_point,
     judge_answers,
     judge_context,
-    judge_intervals,
     paired,
     paired_changes,
     pairs_of,
+    rank_sets,
     unlearned,
     why_open_within,
 )
 from pe_bench.runs.find import ScoredRuns, read_anchors
 from pe_bench.runs.folder import folders_in
-from pe_bench.runs.rows import ALL, BY_SEED, TASK, Row, has_number
+from pe_bench.runs.rows import ALL, BY_SEED, TASK, Row, grouped, has_number
 
 Outcome = Literal["contradicted", "holds", "unclear"]
-Judgement = tuple[Outcome, Paired, int]  # what was measured, and the length that decides
+Judgement = tuple[Outcome, Number, int]  # with the number that was measured, and the length that decides
 OPPOSITE: dict[Outcome, Outcome] = {"holds": "contradicted", "contradicted": "holds", "unclear": "unclear"}
 GAINS: dict[str, Outcome] = {"yes": "holds", "no": "contradicted", "unclear": "unclear"}
-OPPOSED = ("rises", "breaks", "early_tokens", "stays_in_window", "misses")  # say that another kind is wrong
-OF_BREAKING = ("holds", "breaks", "breaks_first")  # whose evidence also says how far encodings work
+OPPOSED = ("rises", "breaks", "early_tokens", "stays_in_window", "misses")  # hold if another kind does not
+OF_BREAKING = ("holds", "breaks", "breaks_first")  # with the lengths that encodings work to as evidence
 BROKEN, HELD = ("degrades", "fails"), ("holds", "improves")
 UNLEARNED: dict[Unlearned, str] = {
     "frequencies": "not learned: at the training length no better than token frequencies",
@@ -57,9 +57,9 @@ UNSOLVED = "no encoding solves it at the training length: the training may be to
 
 
 class Series(NamedTuple):
-    """An encoding of a sweep, by the name that tables give it; without a name, as it was trained."""
+    """An encoding of a sweep; each of its seeds has one run."""
 
-    label: str
+    label: str  # in tables; empty for the encoding that the sweep trained
     sweep: str = ""
 
     def __str__(self) -> str:
@@ -74,26 +74,26 @@ class Series(NamedTuple):
 class Scores(Protocol):
     """The scores that judge claims: the rows of a study's runs, or the levels of its table."""
 
-    length: int
+    length: int  # the training length
 
     def labels(self, sweep: str) -> set[str]: ...
     def unlearned(self, series: Series) -> str: ...
     def is_later_stage(self, series: Series) -> bool: ...
-    def change(self, series: Series, length: int, protocol: str, *, since: int = 0) -> Paired: ...
+    def change(self, series: Series, length: int, protocol: str, *, since: int = 0) -> Number: ...
     def context_use(self, series: Series, length: int) -> ContextUse | None: ...
-    def verdicts(self, series: Series, protocol: str) -> dict[int, Verdict]: ...
+    def verdicts(self, series: Series, protocol: str) -> dict[int, str]: ...
     def break_point(self, series: Series, protocol: str) -> BreakPoint: ...
-    def difference_of_levels(self, claim: Claim, length: int) -> Paired: ...
-    def difference_of_changes(self, claim: Claim, length: int) -> Paired: ...
-    def gain(self, series: Series, length: int, *kinds: tuple[str, str]) -> Paired: ...
+    def difference_of_levels(self, claim: Claim, length: int) -> Number: ...
+    def difference_of_changes(self, claim: Claim, length: int) -> Number: ...
+    def gain(self, series: Series, length: int, *kinds: tuple[str, str]) -> Number: ...
     def answers(self, series: Series, length: int) -> tuple[Interval, TaskVerdict] | None: ...
 
 
 class Measurements:
     """The scores that the steps of a study made. All lengths are in tokens.
 
-    A run may also have scores that other studies or its owner asked for. They are left out, so that the
-    answers do not depend on what was scored before.
+    A run may also have scores that other studies or its owner asked for. They are left out, so that outcomes
+    do not depend on earlier commands.
     """
 
     def __init__(self, results_dir: Path, steps: Iterable[Step]) -> None:
@@ -102,17 +102,22 @@ class Measurements:
         rows: dict[str, dict[tuple[str, ...], Row]] = {}
         for step in steps:
             rows_by_key = rows.setdefault(step.sweep, {})
-            for run in step.runs:
-                rows_by_key |= {row.key: row for row in folder_of(run).rows if row.key in step.keys}
+            for row in chain.from_iterable(folder_of(run).rows for run in step.runs):
+                if row.key in step.keys:
+                    rows_by_key[row.key] = row
         # All rows of each sweep that a step asked for, those of controls included.
         self.rows = {sweep: list(rows_by_key.values()) for sweep, rows_by_key in rows.items()}
-        # The training length of the study, which is that of its first sweep.
+        # The training length of the study is that of its first sweep.
         self.length = next(chain.from_iterable(self.rows.values())).train_length
 
     def at(self, series: Series, length: int, protocol: str, control: str = "none") -> list[Row]:
         """Return the rows of a series at one length; those of a failed score are left out."""
-        rows = [row for row in self.rows.get(series.sweep, []) if series.has(row) and has_number(row)]
-        return [row for row in rows if (row.length, row.protocol, row.control) == (length, protocol, control)]
+        rows = self._rows_of(series, protocol, control)
+        return [row for row in rows if row.length == length and has_number(row)]
+
+    def _rows_of(self, series: Series, protocol: str, control: str = "none") -> list[Row]:
+        rows = [row for row in self.rows.get(series.sweep, []) if series.has(row)]
+        return [row for row in rows if (row.protocol, row.control) == (protocol, control)]
 
     def as_trained(self, series: Series) -> list[Row]:
         """Return the rows of a series' runs under the encoding that they were trained with."""
@@ -122,10 +127,10 @@ class Measurements:
         return [row for row in trained if row.control == "none"]
 
     def unlearned(self, series: Series) -> str:
-        """Return why a series counts as not learned at its training length; empty if it has learned.
+        """Return the reason why a series counts as not learned; empty if it has learned.
 
-        A model that knows nothing would hold, and break after all others. A later stage is compared with the
-        n-grams of its first stage's training tokens.
+        A model that has learned nothing would hold, and break after all others. A later stage is compared
+        with the n-grams of its first stage's training tokens.
         """
         rows = [row for row in self.as_trained(series) if row.protocol in ("paired", TASK)]
         row_of = {row.run: row for row in chain.from_iterable(self.rows.values())}
@@ -144,7 +149,7 @@ class Measurements:
         """Return the names that tables give the encodings of a sweep."""
         return {label_of(row) for row in self.rows.get(sweep, [])}
 
-    def changes(self, series: Series, length: int, protocol: str, since: int = 0) -> list[tuple[Row, Row]]:
+    def changes(self, series: Series, length: int, protocol: str, since: int = 0) -> list[Pair]:
         """Return pairs of rows, at `length` and at `since`, of runs scored as they were trained.
 
         since: a length in tokens; 0 for the study's training length.
@@ -155,21 +160,27 @@ class Measurements:
 
     def change(
         self, series: Series, length: int, protocol: str, part: str = ALL, *, since: int = 0
-    ) -> Paired:
+    ) -> Number:
         """Return the change from `since` to `length`, of all targets or of a slice of the targets.
 
         since: a length in tokens; 0 for the study's training length.
         """
         changes = self.changes(series, length, protocol, since)
         if part != ALL:
-            rows = list(chain.from_iterable(changes))
-            row_of = {(row.run, row.length): row for row in self._runs.slice_rows(rows, part)}
-            pairs = [
-                (row_of.get((row.run, row.length)), row_of.get((first.run, first.length)))
-                for row, first in changes
-            ]
-            changes = [(row, first) for row, first in pairs if row is not None and first is not None]
+            changes = self._of_slice(changes, part)
         return paired(changes, self._runs, NOT_SCORED)
+
+    def _of_slice(self, changes: Sequence[Pair], part: str) -> list[Pair]:
+        """Return the changes on a slice of their targets, without those of rows that lack the slice."""
+        row_of = {}
+        for row in self._runs.slice_rows(list(chain.from_iterable(changes)), part):
+            row_of[row.run, row.length] = row
+        sliced = []
+        for row, first in changes:
+            places = [(row.run, row.length), (first.run, first.length)]
+            if row_of.keys() >= set(places):
+                sliced.append((row_of[places[0]], row_of[places[1]]))
+        return sliced
 
     def context_use(self, series: Series, length: int) -> ContextUse | None:
         """Return the use of text beyond the training length by the controls; None without a score."""
@@ -185,55 +196,62 @@ class Measurements:
 
     def machines(self, rows: Iterable[Row]) -> str:
         """Return the processors or GPUs that the runs of rows were trained on."""
-        return "; ".join(sorted({self._runs.folder_of(row.run).machine for row in rows} - {""}))
+        names = {self._runs.folder_of(row.run).machine for row in rows}
+        return "; ".join(sorted(names - {""}))
 
-    def verdicts(self, series: Series, protocol: str) -> dict[int, Verdict]:
+    def verdicts(self, series: Series, protocol: str) -> dict[int, str]:
         """Return the verdicts on the changes beyond the training length that have an interval."""
-        lengths = {row.length for row in self.rows.get(series.sweep, []) if row.length > self.length}
-        changes = {length: self.change(series, length, protocol).interval for length in sorted(lengths)}
-        return {length: judge_change(interval) for length, interval in changes.items() if interval}
+        verdicts = {}
+        for length, record in self._records(series, protocol).items():
+            if length > self.length and record.interval is not None:
+                verdicts[length] = record.verdict
+        return verdicts
 
     def break_point(self, series: Series, protocol: str) -> BreakPoint:
         """Return the break point of a series, by the rule of the tables."""
-        rows = [row for row in self.rows.get(series.sweep, []) if series.has(row)]
-        rows = [row for row in rows if (row.protocol, row.control) == (protocol, "none")]
-        records: dict[int, Record] = {}
-        for row in rows:
-            is_trained = row.length == self.length and row.scored_with == row.encoding
-            if row.length >= self.length and not is_trained and row.length not in records:
-                records[row.length] = self._judged_record(series, row)
-        return find_break_point(records, self.length)
+        return find_break_point(self._records(series, protocol), self.length)
 
-    def _judged_record(self, series: Series, row: Row) -> Record:
-        """Return the record of a series at the length and under the protocol of one of its rows."""
-        if not self.at(series, row.length, row.protocol):
-            return Record(row.length, row.status, verdict="undefined")
-        change = self.change(series, row.length, row.protocol)
-        verdicts = judge_intervals(judge_change, change.interval, change.of_models, change.of_seeds)
-        return Record(row.length, compared=change, **verdicts)
+    def _records(self, series: Series, protocol: str) -> dict[int, Record]:
+        """Return the record of a series at each length, the shortest first, with changes by run."""
+        rows = self._rows_of(series, protocol)
+        trained = [row for row in self.as_trained(series) if row.protocol == protocol]
+        first = [row for row in trained if row.length == self.length]
+        source = Source(rows, rows, rank_sets(rows), self._runs, MARGIN, self.length)
+        records = {}
+        for length, rows_at in sorted(grouped(rows, lambda row: row.length).items()):
+            records[length] = make_record(rows_at, first, {}, source, has_verdict=True)
+        return records
 
-    def difference_of_levels(self, claim: Claim, length: int) -> Paired:
-        """Return the level of the first series minus that of the second, seed by seed."""
-        first, second = (self.at(series, length, claim.protocol) for series in series_of(claim))
+    def difference_of_levels(self, claim: Claim, length: int) -> Number:
+        """Return the level of the first series minus the level of the second, seed by seed."""
+        of, than = series_of(claim)
+        first = self.at(of, length, claim.protocol)
+        second = self.at(than, length, claim.protocol)
         return paired(pairs_of(first, second, BY_SEED), self._runs, NOT_SCORED)
 
-    def difference_of_changes(self, claim: Claim, length: int) -> Paired:
-        """Return the change of the first series minus that of the second, seed by seed."""
-        first, second = series_of(claim)
-        ours = {pair[0].seed: pair for pair in self.changes(first, length, claim.protocol)}
-        theirs = {pair[0].seed: pair for pair in self.changes(second, length, claim.protocol)}
+    def difference_of_changes(self, claim: Claim, length: int) -> Number:
+        """Return the change of the first series minus the change of the second, seed by seed."""
+        of, than = series_of(claim)
+        ours = self._by_seed(self.changes(of, length, claim.protocol))
+        theirs = self._by_seed(self.changes(than, length, claim.protocol))
         seeds = sorted(ours.keys() & theirs.keys())
         if not seeds:
-            return Paired(missing=NOT_SCORED)
-        return paired_changes([ours[seed] for seed in seeds], [theirs[seed] for seed in seeds], self._runs)
+            return Number(missing=NOT_SCORED)
+        first = [ours[seed] for seed in seeds]
+        second = [theirs[seed] for seed in seeds]
+        return paired_changes(first, second, self._runs)
 
-    def gain(self, series: Series, length: int, *kinds: tuple[str, str]) -> Paired:
-        """Return the level of one protocol and control minus that of another."""
+    @staticmethod
+    def _by_seed(changes: Iterable[Pair]) -> dict[int, Pair]:
+        return {row.seed: (row, first) for row, first in changes}
+
+    def gain(self, series: Series, length: int, *kinds: tuple[str, str]) -> Number:
+        """Return the level under one protocol and control minus the level under another. kinds: both."""
         first, second = (self.at(series, length, *kind) for kind in kinds)
         return paired(pairs_of(first, second), self._runs, NOT_SCORED)
 
     def answers(self, series: Series, length: int) -> tuple[Interval, TaskVerdict] | None:
-        """Return the share of a task's examples that are right, and the verdict on it; None without any."""
+        """Return the share of a task's right examples, and the verdict on the task; None without a score."""
         rows = self.at(series, length, TASK)
         if not rows:
             return None
@@ -243,32 +261,30 @@ class Measurements:
 
 @dataclass(frozen=True)
 class Judged:
-    """A claim with what our runs say of it.
-
-    length: the length in the claim. decided_at: the length of what was measured, which says why it has no
-    interval, or why that decides nothing. works_to: how far each encoding of a claim about breaking works.
-    """
+    """A claim with its outcome by our runs."""
 
     claim: Claim
-    length: int
+    length: int  # in the claim
     outcome: Outcome
-    measured: Paired
-    decided_at: int
-    works_to: Mapping[str, BreakPoint] = field(default_factory=dict)
+    measured: Number  # its `missing` is the reason for no interval, or why the interval decides nothing
+    decided_at: int  # the length of `measured`
+    works_to: Mapping[str, BreakPoint] = field(default_factory=dict)  # by encoding, for claims about breaking
 
     def __str__(self) -> str:
         """Return the claim as a sentence."""
         claim = self.claim
         of, than = series_of(claim)
-        first = f"{round(self.length / claim.at * claim.since):,}"
-        return claim.say(str(of), str(than), f"{self.length:,}", first)
+        since = round(self.length / claim.at * claim.since)
+        return claim.say(str(of), str(than), f"{self.length:,}", f"{since:,}")
 
     @property
     def evidence(self) -> str:
         """Return the measured difference with its interval, and the lengths that the encodings work to."""
-        judged = {name: point for name, point in self.works_to.items() if point.works_to is not None}
-        works_to = [f"{name} {point.predicate}" for name, point in judged.items()]
-        return "; ".join([self._measured_text, *works_to])
+        parts = [self._measured_text]
+        for name, point in self.works_to.items():
+            if point.works_to is not None:
+                parts.append(f"{name} {point.predicate}")
+        return "; ".join(parts)
 
     @property
     def _measured_text(self) -> str:
@@ -285,14 +301,15 @@ class Judged:
 
 
 def judge_claim(claim: Claim, scores: Scores) -> Judged:
-    """Return the outcome of a claim by our runs; it is unclear if they lack scores for the claim."""
+    """Return the outcome of a claim by our runs; unclear if they lack scores for the claim."""
     length = round(claim.at * scores.length)
     if claim.protocol != TASK or length > scores.length:  # a claim may be about whether a task is learned
         for series in dict.fromkeys(series_of(claim)):
-            # A later stage had learned before: its level says how much of that is left.
+            # A later stage had learned before: its level shows how much of it is left.
             is_judged = claim.kind in OF_LEVELS and scores.is_later_stage(series)
-            if not is_judged and (reason := scores.unlearned(series)):
-                missing = Paired(missing=f"{series} has {reason}")
+            reason = "" if is_judged else scores.unlearned(series)
+            if reason:
+                missing = Number(missing=f"{series} has {reason}")
                 return Judged(claim, length, "unclear", missing, length)
     judges = {"holds": _judge_holding, "breaks_first": _judge_first_break}
     judges |= dict.fromkeys(("solves", "misses"), _judge_solution)
@@ -309,12 +326,13 @@ def judge_claim(claim: Claim, scores: Scores) -> Judged:
 
 
 def series_of(claim: Claim) -> tuple[Series, Series]:
-    """Return the two series of a claim: the series it is about, and the series it is compared with."""
-    return Series(claim.of, claim.sweep), Series(claim.than or claim.of, claim.than_sweep or claim.sweep)
+    """Return the two series of a claim: its subject, and the series that it is compared with."""
+    of = Series(claim.of, claim.sweep)
+    return of, Series(claim.than or claim.of, claim.than_sweep or claim.sweep)
 
 
 def _judge_difference(claim: Claim, scores: Scores, length: int) -> Judgement:
-    """Judge a claim by one difference; for one in `OPPOSED`, judge the opposite claim."""
+    """Judge a claim by one difference; a claim of a kind in `OPPOSED` is judged as its opposite."""
     series, _ = series_of(claim)
     if claim.kind in OF_LEVELS:
         measured = scores.difference_of_levels(claim, length)
@@ -345,14 +363,17 @@ def _outcome(claim: Claim, interval: Interval | None) -> Outcome:
 
 
 def _below(interval: Interval, bound: float) -> Outcome:
-    """Return whether a difference is surely below a bound; infinite ones are sure where both ends are."""
+    """Return whether the claim holds that a difference is below a bound.
+
+    It holds, or is contradicted, if the whole interval lies on one side; infinite ends count too.
+    """
     if interval.high < bound:
         return "holds"
     return "contradicted" if interval.low > bound else "unclear"
 
 
 def _between(interval: Interval, low: float | None, high: float | None) -> Outcome:
-    """Return whether a difference surely lies between two bounds; None for no bound."""
+    """Return whether the claim holds that a difference lies between two bounds; None for no bound."""
     sides: set[Outcome] = set()
     if low is not None:
         sides.add(OPPOSITE[_below(interval, low)])
@@ -364,9 +385,10 @@ def _between(interval: Interval, low: float | None, high: float | None) -> Outco
 
 
 def _judge_holding(claim: Claim, scores: Scores, length: int) -> Judgement:
-    """Decide at the first length that surely breaks, or does not surely hold, if there is one."""
+    """Judge at the first length that surely breaks, or does not surely hold, else at the claim's length."""
     series, _ = series_of(claim)
-    verdicts = {at: said for at, said in scores.verdicts(series, claim.protocol).items() if at <= length}
+    all_verdicts = scores.verdicts(series, claim.protocol)
+    verdicts = {at: verdict for at, verdict in all_verdicts.items() if at <= length}
     broken = breaks_at(verdicts)
     unsure = next((at for at, verdict in verdicts.items() if verdict not in HELD), None)
     decided_at = length
@@ -380,41 +402,48 @@ def _judge_holding(claim: Claim, scores: Scores, length: int) -> Judgement:
 
 
 def _judge_first_break(claim: Claim, scores: Scores, length: int) -> Judgement:
-    """Decide at the first length at which one of two surely breaks while the other surely holds.
+    """Judge at the first length at which one series surely breaks while the other surely holds.
 
-    Where the two change places there is none.
+    The claim stays unclear without such a length, and if the two series change places.
     """
     first, second = (scores.verdicts(series, claim.protocol) for series in series_of(claim))
-    both = first.keys() & second.keys()
-    earlier = {at for at in both if first[at] in BROKEN and second[at] in HELD}
-    later = {at for at in both if second[at] in BROKEN and first[at] in HELD}
+    earlier = _lengths_of_break(first, second)
+    later = _lengths_of_break(second, first)
     if bool(earlier) is bool(later):
-        return "unclear", Paired(missing=UNDECIDED), length
+        return "unclear", Number(missing=UNDECIDED), length
     decided_at = min(earlier | later)
     measured = scores.difference_of_changes(claim, decided_at)
     return "holds" if earlier else "contradicted", measured, decided_at
 
 
+def _lengths_of_break(broken: Mapping[int, str], held: Mapping[int, str]) -> set[int]:
+    """Return the lengths at which one series breaks while the other holds, from the verdicts of both."""
+    both = broken.keys() & held.keys()
+    return {length for length in both if broken[length] in BROKEN and held[length] in HELD}
+
+
 def _judge_reading(claim: Claim, scores: Scores, length: int) -> Judgement:
-    """Decide by the rule of `uses context`; what is measured is what another document's far text costs."""
+    """Judge by the rule of `uses context`, with the cost of another document's far text as the number."""
     use = scores.context_use(series_of(claim)[0], length)
     if use is None or use.swap_gain is None:
-        return "unclear", Paired(missing=use.missing if use else NOT_SCORED), length
-    measured = Paired(use.swap_gain.mean, use.swap_gain, use.missing)
+        return "unclear", Number(missing=use.missing if use else NOT_SCORED), length
+    measured = Number(use.swap_gain.mean, use.swap_gain, use.missing)
     return GAINS.get(use.uses_context, "unclear"), measured, length
 
 
 def _judge_solution(claim: Claim, scores: Scores, length: int) -> Judgement:
-    """Decide whether a task is solved, by the rules of verdicts.py."""
+    """Judge whether a task is solved, by the rules of verdicts.py."""
     answers = scores.answers(series_of(claim)[0], length)
     if answers is None:
-        return "unclear", Paired(missing=NOT_SCORED), length
+        return "unclear", Number(missing=NOT_SCORED), length
     interval, verdict = answers
-    measured = Paired(interval.mean, interval)
+    measured = Number(interval.mean, interval)
     if verdict in ("unclear", "solves"):
         return "unclear" if verdict == "unclear" else "holds", measured, length
-    labels = scores.labels(claim.sweep)
-    trained = [scores.answers(Series(label, claim.sweep), scores.length) for label in labels]
-    if length > scores.length or any(each and each[1] == "solves" for each in trained):
+    if length > scores.length:
         return "contradicted", measured, length
-    return "unclear", Paired(interval.mean, interval, UNSOLVED), length
+    for label in scores.labels(claim.sweep):
+        trained = scores.answers(Series(label, claim.sweep), scores.length)
+        if trained is not None and trained[1] == "solves":
+            return "contradicted", measured, length
+    return "unclear", Number(interval.mean, interval, UNSOLVED), length

@@ -1,4 +1,4 @@
-"""Why the runs of a study fail at longer texts: what `explain` finds of each piece, stored with its rows."""
+"""Explanations of a study's runs by `explain`, stored with the rows of their pieces."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -21,8 +21,7 @@ def is_explained(piece: Piece, folder: Path) -> bool:
 def explain_piece(runs: StudyRuns, piece: Piece, folder: Path) -> None:
     """Explain the runs of a piece, and store the numbers (CSV) and the tables (text).
 
-    folder: of the stored pieces. Runs whose weights are gone are trained again. Raises `UserError`,
-    `RunError`.
+    folder: of the stored pieces. Runs without weights are trained again. Raises `UserError`, `RunError`.
     """
     trained = runs.make(replace(piece, runs=()))[0]
     found = explain(runs, trained)
@@ -33,20 +32,26 @@ def explain_piece(runs: StudyRuns, piece: Piece, folder: Path) -> None:
 
 
 def explain(runs: StudyRuns, trained: Step) -> Explanation:
-    """Explain the runs of a step, which are of one encoding, with what is measured in each layer."""
-    sweep = next(each for each in runs.study.sweeps if each.name == trained.sweep)
-    paths = [str(runs.results_dir / "runs" / name) for name in trained.runs]
+    """Explain the runs of a step, which have one encoding, with measurements of each layer."""
+    sweep = runs.study.sweep(trained.sweep)
+    folder = runs.results_dir / "runs"
+    paths = [str(folder / name) for name in trained.runs]
     return explain_runs(paths, ["layer"], runs.evaluation_of(sweep))
 
 
 def stored_explanations(pieces: StoredPieces) -> list[str]:
     """Return the stored tables, one text for each piece that the study still has."""
-    explained = [piece for piece in pieces.of_study() if is_explained(piece, pieces.folder)]
-    return [_files(piece, pieces.folder)[1].read_text(encoding="utf-8") for piece in explained]
+    texts = []
+    for piece in pieces.of_study():
+        if is_explained(piece, pieces.folder):
+            _, tables = _files(piece, pieces.folder)
+            texts.append(tables.read_text(encoding="utf-8"))
+    return texts
 
 
 def _files(piece: Piece, folder: Path) -> tuple[Path, Path]:
     """Return the files of a piece's numbers and tables."""
-    words = " ".join(filter(None, [piece.encoding, piece.sweep])).replace(" ", "-").replace("/", "-")
-    name = f"{words}-{piece.seeds}-seeds-{piece.settings}"
-    return folder / FOLDER / f"{name}.csv", folder / FOLDER / f"{name}.txt"
+    words = " ".join(filter(None, [piece.encoding, piece.sweep]))
+    label = words.replace(" ", "-").replace("/", "-")
+    path = folder / FOLDER / f"{label}-{piece.seeds}-seeds-{piece.settings}"
+    return path.parent / f"{path.name}.csv", path.parent / f"{path.name}.txt"

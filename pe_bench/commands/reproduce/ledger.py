@@ -1,4 +1,4 @@
-"""The ledger of claims: what stored scores say of each claim, at each model size and after each budget.
+"""The ledger of claims: the outcome of each claim by stored scores, for each model size and each budget.
 
 Nothing is trained: a claim is judged by the stored pieces of a study, or else by the study's table.
 """
@@ -43,18 +43,14 @@ ABOUT = (
 
 @dataclass(frozen=True)
 class Answer:
-    """What one sweep of a study says of a claim.
-
-    model: the name of a model size, or of a Hugging Face model. tokens: training tokens; 0 if unknown.
-    judged: None for a sweep without any stored score.
-    """
+    """The outcome of a claim by one sweep of a study."""
 
     study: str
     sweep: str
-    model: str
-    tokens: int
+    model: str  # the name of a model size, or of a Hugging Face model
+    tokens: int  # of training; 0 if unknown
     length: int
-    judged: Judged | None
+    judged: Judged | None  # None for a sweep without any stored score
 
     @property
     def outcome(self) -> str:
@@ -75,7 +71,7 @@ class Answer:
 
     @property
     def rank(self) -> tuple[bool, int, bool]:
-        """Return the key to choose among studies of one setting: more seeds, then the one that decides."""
+        """Return the rank among studies of one setting: more seeds first, then a decided outcome."""
         return self.outcome != NOT_RUN, self.seeds, self.outcome in DECIDED
 
 
@@ -101,13 +97,14 @@ class Entry:
 
     @property
     def sentence(self) -> str:
-        """Return the claim in words, with the sweep's name where the claim is about the sweep."""
+        """Return the claim in words, with the sweep's name if the claim is about the sweep."""
         claim = self.claim
         of, than = series_of(claim)
         if claim.of and not claim.than_sweep and claim.protocol != TASK:
             of = of._replace(sweep="")
             than = than._replace(sweep="")
-        return claim.say(str(of), str(than), f"{claim.at:g}x", f"{claim.since:g}x")
+        since = f"{claim.since:g}x"
+        return claim.say(str(of), str(than), f"{claim.at:g}x", since)
 
 
 class Ledger:
@@ -120,20 +117,25 @@ class Ledger:
 
     def _entry(self, claim: LedgerClaim) -> Entry:
         own = {claim.study, *claim.also}
-        answers = [self._answer(study, sweep, claim) for study, sweep in self._places(claim)]
-        answers = [answer for answer in answers if answer.study in own or answer.is_scored]
+        answers = []
+        for study, sweep in self._places(claim):
+            answer = self._answer(study, sweep, claim)
+            if answer.study in own or answer.is_scored:
+                answers.append(answer)
         by_setting = grouped(answers, lambda answer: answer.setting)
-        best = [max(alike, key=lambda answer: answer.rank) for alike in by_setting.values()]
-        return Entry(claim, sorted(best, key=lambda answer: answer.setting))
+        best = []
+        for _, alike in sorted(by_setting.items()):
+            best.append(max(alike, key=lambda answer: answer.rank))
+        return Entry(claim, best)
 
     def _places(self, claim: LedgerClaim) -> Iterator[tuple[Study, Sweep]]:
         """Yield the sweeps that test a claim, one for each name."""
         for study in self._studies.values():
             sweeps: dict[str, Sweep] = {}
+            own = self._studies.get(claim.study)
             for sweep in study.sweeps:
-                if claim.is_of(study.name, sweep.name) or is_tested_by(
-                    claim, study, sweep, self._studies.get(claim.study)
-                ):
+                is_named = claim.is_of(study.name, sweep.name)
+                if is_named or is_tested_by(claim, study, sweep, own):
                     sweeps[sweep.name] = sweep
             for sweep in sweeps.values():
                 yield study, sweep
@@ -141,21 +143,15 @@ class Ledger:
     def _answer(self, study: Study, sweep: Sweep, claim: LedgerClaim) -> Answer:
         scores = self._scores[study.name]
         tokens = study.tokens if sweep.after else sweep.tokens or study.tokens
+        if sweep.checkpoint:
+            tokens = 0
         asked = claim
         if not claim.than_sweep:
             asked = replace(claim, sweep=sweep.name)
-        return Answer(
-            study=study.name,
-            sweep=sweep.name,
-            model=model_of(study, sweep),
-            tokens=0 if sweep.checkpoint else tokens,
-            length=study.length,
-            judged=judge_claim(asked, scores) if scores and _is_stored(scores, sweep) else None,
-        )
-
-
-def _is_stored(scores: Scores, sweep: Sweep) -> bool:
-    return bool(scores.labels(sweep.name))
+        judged = None
+        if scores is not None and scores.labels(sweep.name):
+            judged = judge_claim(asked, scores)
+        return Answer(study.name, sweep.name, model_of(study, sweep), tokens, study.length, judged)
 
 
 def stored_scores(study: Study) -> Scores | None:
@@ -163,22 +159,28 @@ def stored_scores(study: Study) -> Scores | None:
     pieces = StoredPieces(study)
     if pieces.read():
         return Measurements(pieces.folder, pieces.steps())
-    table = [level for level in read_table(study.table) if level["variant"] == "full"]
-    levels = [level for level in table if level["data"] != "files"]
+    levels = []
+    for level in read_table(study.table):
+        if level["variant"] == "full" and level["data"] != "files":
+            levels.append(level)
     return TableScores(levels, study.length) if levels else None
 
 
 def is_tested_by(claim: LedgerClaim, study: Study, sweep: Sweep, own: Study | None) -> bool:
     """Return whether a sweep trains a claim's encodings as the claim means them, at its lengths.
 
-    A claim between two sweeps, a later stage, a Hugging Face model and a prediction are tested by their own
-    sweep alone. own: the study that the claim names.
+    A claim between two sweeps, a later stage, a Hugging Face model and a prediction are tested only by their
+    own sweep. A sweep with options for its encodings or with another tokenizer tests only the claims that
+    name it. own: the study that the claim names.
     """
-    is_general = bool(claim.of) and not (claim.than_sweep or claim.rule)
-    has_own_options = any(text.startswith(("encoding.", "modifier")) for text in sweep.overrides)
-    if not is_general or has_own_options or sweep.source or sweep.checkpoint:
+    if not claim.of or claim.than_sweep or claim.rule:
         return False
-    tasks = {each.task for each in own.sweeps if each.name == claim.sweep} if own else {""}
+    differs = any(text.startswith(("encoding.", "modifier", "tokenizer=")) for text in sweep.overrides)
+    if differs or sweep.source or sweep.checkpoint:
+        return False
+    tasks = {""}
+    if own is not None:
+        tasks = {each.task for each in own.sweeps if each.name == claim.sweep}
     if sweep.task not in tasks:
         return False
     labels = {*study.labels_of(sweep)}
@@ -191,10 +193,14 @@ def is_tested_by(claim: LedgerClaim, study: Study, sweep: Sweep, own: Study | No
 
 
 def model_of(study: Study, sweep: Sweep) -> str:
-    """Return the name of a sweep's size, or of its Hugging Face model."""
-    named = [text for text in (*study.overrides, *sweep.overrides) if text.startswith("model=")]
-    default = "probe" if sweep.task else "tiny"
-    return sweep.checkpoint or (named[-1].removeprefix("model=") if named else default)
+    """Return the name of a sweep's model size, or of its Hugging Face model."""
+    if sweep.checkpoint:
+        return sweep.checkpoint
+    name = "probe" if sweep.task else "tiny"
+    for override in (*study.overrides, *sweep.overrides):
+        if override.startswith("model="):
+            name = override.removeprefix("model=")
+    return name
 
 
 # Text and data
@@ -209,11 +215,12 @@ def render_ledger(papers: Mapping[Paper, Sequence[Entry]], width: int) -> str:
             outcome = SHORT.get(entry.outcome, entry.outcome)
             lines.append(f"{outcome:<{INDENT}}{entry.sentence} ({entry.claim.origin})")
             if entry.answers:
-                lines.append(f"{'':<{INDENT}}{spell_answers(entry.answers)}")
+                lines.append(" " * INDENT + spell_answers(entry.answers))
             if entry.claim.evidence:
-                lines.append(f"{'':<{INDENT}}measured: {entry.claim.evidence}")
+                lines.append(" " * INDENT + f"measured: {entry.claim.evidence}")
         lines.append("")
-    lines += [*count_entries(list(chain.from_iterable(papers.values()))), ABOUT]
+    all_entries = list(chain.from_iterable(papers.values()))
+    lines += [*count_entries(all_entries), ABOUT]
     wrapped = chain.from_iterable(_wrap(line, width) for line in lines)
     return "".join(f"{line}\n" for line in wrapped)
 
@@ -231,9 +238,10 @@ def spell_answers(answers: Sequence[Answer]) -> str:
         for answer in answers:
             if answer.outcome == outcome:
                 tokens_of.setdefault(answer.model, []).append(spell_tokens(answer.tokens))
-        if tokens_of:
-            models = [f"{model} {', '.join(tokens)}".strip() for model, tokens in tokens_of.items()]
-            parts.append(f"{outcome}: {'; '.join(models)}")
+        models = [f"{model} {', '.join(tokens)}" for model, tokens in tokens_of.items()]
+        if models:
+            settings = "; ".join(map(str.strip, models))
+            parts.append(f"{outcome}: {settings}")
     return " | ".join(parts)
 
 
@@ -265,16 +273,20 @@ def records_of(papers: Mapping[Paper, Sequence[Entry]]) -> list[dict[str, Any]]:
 
 
 def _record(answer: Answer) -> dict[str, Any]:
+    record = {"study": answer.study, "sweep": answer.sweep, "model": answer.model, "tokens": answer.tokens}
+    record |= {"length": answer.length, "outcome": answer.outcome, "seeds": answer.seeds}
     interval = answer.judged.measured.interval if answer.judged else None
-    measured = {"mean": interval.mean, "low": interval.low, "high": interval.high} if interval else {}
-    facts = {"study": answer.study, "sweep": answer.sweep, "model": answer.model, "tokens": answer.tokens}
-    return {**facts, "length": answer.length, "outcome": answer.outcome, "seeds": answer.seeds, **measured}
+    if interval is not None:
+        record |= {"mean": interval.mean, "low": interval.low, "high": interval.high}
+    return record
 
 
 def chosen_papers(ledger: Ledger, names: Sequence[str]) -> Mapping[Paper, Sequence[Entry]]:
-    """Return the papers with these names, whatever their case, or all. Raises `UserError` for others."""
+    """Return the papers with these names in any case, or all papers. Raises `UserError` for other names."""
+    if not names:
+        return ledger.papers
     known = [paper.name for paper in ledger.papers]
     chosen = [name.lower() for name in names]
     for name in chosen:
         require(name in known, unknown(name, "paper", known))
-    return {paper: entries for paper, entries in ledger.papers.items() if paper.name in chosen or not chosen}
+    return {paper: entries for paper, entries in ledger.papers.items() if paper.name in chosen}

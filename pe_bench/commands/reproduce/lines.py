@@ -8,22 +8,23 @@ GAP, NARROW_GAP = "  ", " "
 def table_lines(
     headings: Sequence[str], rows: Sequence[Sequence[str]], width: int, *, keys: int, left: int = 1
 ) -> Iterator[str]:
-    """Yield the lines of a table; where it is wider than `width`, those of several tables.
+    """Yield the lines of a table; if it is wider than `width`, of several tables, one below the other.
 
-    keys: how many of the first columns name a row; each of the tables begins with these. left: how many of
-    the first columns stand to the left; all others stand to the right.
+    keys: the number of first columns that name a row; each of the tables begins with them. left: the number
+    of first columns that are aligned to the left; all others are aligned to the right.
     """
     table = [headings, *rows]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    gap = GAP if len(GAP.join(" " * each for each in widths)) <= width else NARROW_GAP
+    whole = sum(widths) + len(GAP) * (len(widths) - 1)
+    gap = GAP if whole <= width else NARROW_GAP
     for number, columns in enumerate(_blocks(widths, width, keys, gap)):
         if number:
             yield ""
         for row in table:
             cells = []
             for column in columns:
-                is_left = column < left
-                cells.append(f"{row[column]:{'<' if is_left else '>'}{widths[column]}}")
+                align = "<" if column < left else ">"
+                cells.append(f"{row[column]:{align}{widths[column]}}")
             yield gap.join(cells).rstrip()
 
 
@@ -32,9 +33,10 @@ def _blocks(widths: Sequence[int], width: int, keys: int, gap: str) -> list[list
     names = list(range(keys))
     blocks = [names]
     for column in range(keys, len(widths)):
-        longer = [*blocks[-1], column]
-        taken = sum(widths[each] + len(gap) for each in longer) - len(gap)
-        if taken > width and len(blocks[-1]) > keys:
+        block = blocks[-1]
+        longer = [*block, column]
+        taken = sum(widths[each] for each in longer) + len(gap) * len(block)
+        if taken > width and len(block) > keys:
             blocks.append([*names, column])
         else:
             blocks[-1] = longer

@@ -1,4 +1,4 @@
-"""What `reproduce` says of a finished study: its judged claims, and its levels beside those of its table."""
+"""The text of `reproduce` on a finished study: its judged claims, and its levels compared with its table."""
 
 import csv
 import io
@@ -15,6 +15,7 @@ import numpy as np
 
 from pe_bench.commands.reproduce.claims import Judged, Measurements, Outcome, Series, judge_claim
 from pe_bench.commands.reproduce.papers import Claim, LedgerClaim
+from pe_bench.commands.reproduce.pieces import minor_version
 from pe_bench.commands.reproduce.study import STDLIB, Study
 from pe_bench.report.records import label_of
 from pe_bench.runs.rows import Row, grouped, has_number, level_of
@@ -23,7 +24,7 @@ from pe_bench.system.files import write_text
 TOLERANCE = 0.02  # of a level: machines round in other orders, and a thousand steps magnify it
 ORDER: tuple[Outcome, ...] = ("contradicted", "holds", "unclear")
 INDENT = max(map(len, ORDER)) + 2
-# What must be equal for two levels to be compared, and how it is named where it is not.
+# The columns that must be equal for two levels to be compared, and the words for other values.
 REASONS = {
     "data_hash": "other text, as the standard library of another version of Python is",
     "target_hash": "other targets",
@@ -42,17 +43,13 @@ key_of = itemgetter(*KEY)
 
 @dataclass(frozen=True)
 class Outcomes:
-    """The claims of a study with what our runs say of them, and our levels beside those of its table.
-
-    compared: our level and the table's, where both were made alike. incomparable: how many others there are
-    for each reason.
-    """
+    """The claims of a study with their outcomes by our runs, and our levels compared with its table."""
 
     study: Study
     judged: Sequence[Judged]
     ours: Sequence[Level]
-    compared: Sequence[tuple[Level, Level]] = ()
-    incomparable: Mapping[str, int] = field(default_factory=dict)
+    compared: Sequence[tuple[Level, Level]] = ()  # our level and the table's, made alike
+    incomparable: Mapping[str, int] = field(default_factory=dict)  # the number of other levels by reason
 
     @property
     def differing(self) -> list[tuple[Level, Level]]:
@@ -71,7 +68,7 @@ def levels_of(
 ) -> list[Level]:
     """Return the levels of the rows of each sweep, seeds averaged.
 
-    machines: says on which machines the runs of rows were trained.
+    machines: returns the machines on which the runs of rows were trained.
     """
 
     def key(row: Row) -> tuple[object, ...]:
@@ -92,21 +89,20 @@ def _level(rows: Sequence[Row]) -> dict[str, str]:
     spread = 0.0
     if len(levels) > 1 and np.all(np.isfinite(levels)):
         spread = round(float(levels.std(ddof=1)), 6)
+    torch_version, _, _ = row.torch.partition("+")
+    last = max(row.date for row in rows)
     values = {name: getattr(row, name) for name in COLUMNS if hasattr(row, name)}
-    values |= {
-        "encoding": label_of(row),
-        "seeds": len(levels),
-        "level": round(float(levels.mean()), 6),
-        "seed_sd": spread,
-        "torch": row.torch.partition("+")[0],
-        "date": max(row.date for row in rows)[:10],
-    }
+    values |= {"encoding": label_of(row), "torch": torch_version, "date": last[:10]}
+    values |= {"seeds": len(levels), "level": round(float(levels.mean()), 6), "seed_sd": spread}
     return {name: str(value) for name, value in values.items()}
 
 
 def _differ(ours: Level, table: Level) -> bool:
-    here, there = float(ours["level"]), float(table["level"])
-    return here != there and not abs(here - there) <= tolerance(table)  # two infinite ones are equal
+    here = float(ours["level"])
+    there = float(table["level"])
+    if here == there:  # as two infinite levels are
+        return False
+    return not abs(here - there) <= tolerance(table)
 
 
 def tolerance(level: Level) -> float:
@@ -117,9 +113,9 @@ def tolerance(level: Level) -> float:
 def compare(
     ours: Iterable[Level], table: Iterable[Level]
 ) -> tuple[list[tuple[Level, Level]], Mapping[str, int]]:
-    """Return our levels with those of the table that were made alike, and how many others it has, and why.
+    """Return our levels with the table's levels that were made alike, and the number of others by reason.
 
-    What only we scored is left out.
+    Levels that the table lacks are left out.
     """
     level_of_key = {key_of(level): level for level in ours}
     variants = {key[:2] for key in level_of_key}
@@ -138,11 +134,14 @@ def compare(
 
 
 def _reason(ours: Level, table: Level) -> str:
-    """Return why two levels cannot be compared; empty where they can."""
+    """Return the reason why two levels cannot be compared; empty if they can."""
     for name, reason in REASONS.items():
-        here, there = ours[name], table[name]
-        parts = 2 if name == "torch" else None  # of a version: without the patch
-        if here.split(".")[:parts] != there.split(".")[:parts]:
+        here = ours[name]
+        there = table[name]
+        is_equal = here == there
+        if name == "torch":
+            is_equal = minor_version(here) == minor_version(there)
+        if not is_equal:
             return f"{reason} ({here[:8]} here, {there[:8]} in the table)"
     return ""
 
@@ -157,7 +156,8 @@ def read_table(path: Path) -> list[Level]:
 def write_levels(path: Path, levels: Sequence[Level]) -> None:
     """Write levels into a table, in place of those of the same variant and data; others stay."""
     replaced = {key_of(level)[:2] for level in levels}
-    kept = [level for level in read_table(path) if key_of(level)[:2] not in replaced]
+    stored = read_table(path)
+    kept = [level for level in stored if key_of(level)[:2] not in replaced]
     text = io.StringIO()
     writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
     writer.writeheader()
@@ -172,31 +172,34 @@ def write_levels(path: Path, levels: Sequence[Level]) -> None:
 def render(outcomes: Outcomes, width: int) -> str:
     """Return the text for standard output, contradicted claims first.
 
-    A toy says whether its levels are those of the table, and claims are counted: it cannot judge them.
+    Of a toy, which cannot judge claims, the text compares levels with the table and counts claims.
     """
     lines = [*_heading(outcomes.study), ""]
+    counts = _counts(outcomes.judged)
     if outcomes.study.size == "quick":
-        lines += [*_comparison(outcomes), "", _counts(outcomes.judged)]
+        lines += [*_comparison(outcomes), "", counts]
     else:
-        lines += [*_claims(outcomes.judged), "", _counts(outcomes.judged), "", *_comparison(outcomes)]
+        lines += [*_claims(outcomes.judged), "", counts, "", *_comparison(outcomes)]
     wrapped = chain.from_iterable(_wrap(line, width) for line in lines)
     return "".join(f"{line}\n" for line in wrapped)
 
 
 def _wrap(line: str, width: int) -> list[str]:
-    """Break a line between words; what follows is indented as far as the first word after two blanks."""
+    """Break a line between words; following lines are indented as far as the first word after two blanks."""
     indent = " " * (INDENT if line[:INDENT].endswith("  ") else 2)
     return textwrap.wrap(line, width, subsequent_indent=indent, break_on_hyphens=False) or [""]
 
 
 def _heading(study: Study) -> Iterator[str]:
     text = "the standard library's source code" if study.text == STDLIB else study.text
-    data = ", ".join(dict.fromkeys(sweep.task or f"text: {text}" for sweep in study.sweeps))
+    sources = [sweep.task or f"text: {text}" for sweep in study.sweeps]
+    data = ", ".join(dict.fromkeys(sources))
     yield f"{study.name}: {study.title}"
     yield study.source
     is_trained = not any(sweep.checkpoint for sweep in study.sweeps)
     begins = "trained at" if is_trained else "changes are from"
-    yield f"{begins} {study.length} tokens, seeds: {study.seeds}, {data}"
+    seeds = f"seeds: {study.seeds}"
+    yield f"{begins} {study.length} tokens, {seeds}, {data}"
     if study.size == "quick":
         yield "--quick: toy models show that everything works, and their verdicts mean nothing"
 
@@ -216,7 +219,8 @@ def _origin(claim: Claim) -> str:
 
 def _counts(judged: Sequence[Judged]) -> str:
     counts = Counter(claim.outcome for claim in judged)
-    text = ", ".join(f"{counts[outcome]} {outcome}" for outcome in ORDER)
+    parts = [f"{counts[outcome]} {outcome}" for outcome in ORDER]
+    text = ", ".join(parts)
     return f"claims: {text} (each by a 95 % interval, in bits per byte or right examples)"
 
 
@@ -227,16 +231,19 @@ def _comparison(outcomes: Outcomes) -> Iterator[str]:
     if not compared and not outcomes.incomparable:
         yield f"{table} has nothing of this size and text: our levels are not compared"
     if compared:
-        agreeing = f"{len(compared) - len(differing)} of {len(compared)} levels agree within {TOLERANCE}"
-        yield f"{table}: {agreeing}, or 3 standard deviations over seeds"
+        agreeing = len(compared) - len(differing)
+        within = f"within {TOLERANCE}, or 3 standard deviations over seeds"
+        yield f"{table}: {agreeing} of {len(compared)} levels agree {within}"
     for ours, level in differing:
         protocol = level["protocol"]
         if level["control"] != "none":
             protocol += f", control {level['control']}"
-        where = f"{Series(level['encoding'], level['sweep'])} at {int(level['length']):,}"
+        series = Series(level["encoding"], level["sweep"])
+        length = int(level["length"])
         here = float(ours["level"])
         there = float(level["level"])
-        allowed = f"{here:.3f} here, {there:.3f} in the table, may differ by {tolerance(level):.3f}"
-        yield f"  differs: {where} ({protocol}): {allowed}"
+        levels = f"{here:.3f} here, {there:.3f} in the table"
+        allowed = f"may differ by {tolerance(level):.3f}"
+        yield f"  differs: {series} at {length:,} ({protocol}): {levels}, {allowed}"
     for reason, count in outcomes.incomparable.items():
         yield f"{table}: levels not comparable: {count}, {reason}"

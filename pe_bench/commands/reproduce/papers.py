@@ -45,65 +45,58 @@ WINDOWS = ("nonoverlapping", "sliding")
 
 @dataclass(frozen=True)
 class Claim:
-    """A claim of a paper as data, of one of `KINDS` or `MEASURED`.
+    """A claim of a paper as data."""
 
-    of, than: encodings, named as in tables; by default the only encoding of a sweep, as it was trained.
-    sweep, than_sweep: the sweeps of `of` and `than`, if the study has several. at: the length, over the
-    training length. since: the length from which a change is measured, over the training length. low, high:
-    the bounds of a change, in bits per byte; None for no bound. text: the sentence of a claim that no study
-    tests, whose kind is `MEASURED`; empty for all others.
-    """
-
-    kind: str
+    kind: str  # one of `KINDS`, or `MEASURED`
     source: str
-    of: str = ""
-    at: float = 1.0
-    than: str = ""
-    sweep: str = ""
-    than_sweep: str = ""
+    of: str = ""  # an encoding, named as in tables; by default the only one of a sweep, as it was trained
+    at: float = 1.0  # the length over the training length
+    than: str = ""  # the encoding that `of` is compared with, by default the same
+    sweep: str = ""  # of the encoding `of`, if the study has several sweeps
+    than_sweep: str = ""  # of the encoding `than`
     protocol: Protocol = "paired"
-    since: float = 1.0
-    low: float | None = None
+    since: float = 1.0  # the length from which a change is measured, over the training length
+    low: float | None = None  # the lower bound of a change, in bits per byte; None for no bound
     high: float | None = None
-    text: str = ""
+    text: str = ""  # the sentence of a claim of the kind `MEASURED`
 
     @property
     def bounds(self) -> str:
         """Return the bounds of a change in words; empty for a claim without any."""
         if self.low is not None and self.high is not None:
             return f"{self.low:g} to {self.high:g}"
-        parts = {"at least": self.low, "at most": self.high}
-        return "".join(f"{word} {bound:g}" for word, bound in parts.items() if bound is not None)
+        if self.low is not None:
+            return f"at least {self.low:g}"
+        return "" if self.high is None else f"at most {self.high:g}"
 
     def say(self, of: str, than: str, at: str, first: str) -> str:
         """Return the claim as a sentence. at, first: the lengths of `at` and `since`, as text."""
         if self.kind == MEASURED:
             return self.text
-        sentence = KINDS[self.kind][0].format(of=of, than=than, at=at, first=first, bounds=self.bounds)
-        return f"{sentence} ({self.protocol} windows)" if self.protocol in WINDOWS else sentence
+        sentence, _ = KINDS[self.kind]
+        text = sentence.format(of=of, than=than, at=at, first=first, bounds=self.bounds)
+        return f"{text} ({self.protocol} windows)" if self.protocol in WINDOWS else text
 
 
 @dataclass(frozen=True)
 class LedgerClaim(Claim):
-    """A claim of a paper, or a prediction.
-
-    study: the study that tests the claim; if empty, all studies with the claim's encodings test it. also:
-    other studies that report on the claim, each with the name of its sweep. rule: how a prediction was
-    derived, a key of its file's `rules`; empty for a claim of a paper. outcome, evidence: of a claim of the
-    kind `MEASURED`, what came of it and what was measured where.
-    """
+    """A claim of a paper, or a prediction."""
 
     source: str = ""
-    study: str = ""
-    also: dict[str, str] = field(default_factory=dict)
+    study: str = ""  # that tests the claim; if empty, all studies with the claim's encodings test it
+    also: dict[str, str] = field(default_factory=dict)  # other studies that test it, and their sweeps
+    # Of a claim of the kind `MEASURED`: the outcome, and the measurement with its place.
     outcome: Literal["", "holds", "contradicted", "unclear", "not run"] = ""
     evidence: str = ""
-    rule: str = ""
+    rule: str = ""  # of a prediction, a key of its file's `rules`; empty for a claim of a paper
 
     @property
     def origin(self) -> str:
         """Return the source of the claim: the place in a paper, or the rule of a prediction."""
-        return "; ".join(filter(None, [self.rule and f"prediction: {self.rule}", self.source]))
+        if not self.rule:
+            return self.source
+        prediction = f"prediction: {self.rule}"
+        return f"{prediction}; {self.source}" if self.source else prediction
 
     def is_of(self, study: str, sweep: str) -> bool:
         """Return whether the claim names this sweep of a study."""
@@ -112,20 +105,21 @@ class LedgerClaim(Claim):
 
 @dataclass(frozen=True, eq=False)
 class Paper:
-    """A file of the ledger. paper: authors and year. rules: how predictions follow. name: the file's name."""
+    """A file of the ledger."""
 
-    paper: str
+    paper: str  # authors and year
     title: str
     link: str
     claims: tuple[LedgerClaim, ...]
-    rules: dict[str, str] = field(default_factory=dict)
-    name: str = ""
+    rules: dict[str, str] = field(default_factory=dict)  # from which predictions follow
+    name: str = ""  # of the file
 
 
 @cache
 def read_papers() -> tuple[Paper, ...]:
-    """Return the files of the ledger by name. Raises `UserError` for a file that cannot be used."""
-    return tuple(_read(path) for path in sorted((config_dir() / GROUP).glob("*.yaml")))
+    """Return the files of the ledger in the order of their names. Raises `UserError` for an invalid file."""
+    paths = (config_dir() / GROUP).glob("*.yaml")
+    return tuple(map(_read, sorted(paths)))
 
 
 def ledger_claims(study: str) -> tuple[LedgerClaim, ...]:
@@ -137,7 +131,8 @@ def ledger_claims(study: str) -> tuple[LedgerClaim, ...]:
                 claims.append(claim)
             elif study in claim.also:
                 source = f"{paper.paper}, {claim.source}"
-                claims.append(replace(claim, study=study, sweep=claim.also[study], also={}, source=source))
+                sweep = claim.also[study]
+                claims.append(replace(claim, study=study, sweep=sweep, also={}, source=source))
     return tuple(claims)
 
 
@@ -150,7 +145,8 @@ def _read(path: Path) -> Paper:
             message = f"a claim needs a source, or a rule, one of: {', '.join(paper.rules) or 'none'}"
             require(bool(claim.source) or claim.rule in paper.rules, message)
     except (OSError, ValueError, TypeError) as error:  # a key that is missing is a TypeError
-        raise UserError(f"{path}: {first_line(error).replace('__init__() ', '')}") from error
+        message = first_line(error).replace("__init__() ", "")
+        raise UserError(f"{path}: {message}") from error
     return replace(paper, name=path.stem)
 
 
@@ -175,10 +171,11 @@ def part_of(kind: type[Any], values: Any, key: str, parts: Mapping[str, type]) -
     checked: dict[str, Any] = {}
     for name, value in values.items():
         require(name in types, unknown(str(name), f"key of {key}", types))
+        full_name = f"{key}.{name}"
         part = parts.get(name)
         if part is None:
-            checked[name] = check_type(value, types[name], f"{key}.{name}")
+            checked[name] = check_type(value, types[name], full_name)
         else:
-            records = check_type(value, list[Any], f"{key}.{name}")
+            records = check_type(value, list[Any], full_name)
             checked[name] = tuple(part_of(part, record, name, parts) for record in records)
     return kind(**checked)

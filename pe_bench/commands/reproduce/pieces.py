@@ -25,23 +25,19 @@ from pe_bench.runs.untrusted import read_json
 from pe_bench.system.files import write_json
 from pe_bench.values import check_type
 
-# The columns that must be equal in two rows of one study's data, protocol and length.
+# The columns that must be equal in two rows of a study whose `_place` is the same.
 ALIKE = {"data_hash": "text", "target_hash": "targets"}
 
 
 @dataclass(frozen=True)
 class Piece:
-    """An encoding of a sweep with its seeds.
-
-    settings: a hash of what the study's file sets for its runs, so that a changed file has other pieces.
-    runs: the names of its runs that are stored, in the order of their seeds.
-    """
+    """An encoding of a sweep with its seeds."""
 
     sweep: str
     encoding: str
     seeds: int
-    settings: str
-    runs: tuple[str, ...] = ()
+    settings: str  # a hash of the overrides in the study's file, so that a changed file has other pieces
+    runs: tuple[str, ...] = ()  # the names of the stored runs, in the order of their seeds
 
     def __str__(self) -> str:
         name = f"{self.encoding} ({self.sweep})" if self.sweep else self.encoding
@@ -54,29 +50,28 @@ class Piece:
 
 def pieces_of(study: Study, sweep: Sweep) -> list[Piece]:
     """Return the pieces of a sweep in the order in which they are made."""
-    overrides = [text for text in study.shared_overrides(sweep) if not text.startswith("data.path=")]
+    shared = study.shared_overrides(sweep)
+    overrides = "\n".join(text for text in shared if not text.startswith("data.path="))
+    settings = hashlib.sha256(overrides.encode()).hexdigest()[:16]
+    seeds = study.seeds_of(sweep)
     encodings = [*sweep.encodings, *sweep.scored_with]
-    settings = hashlib.sha256("\n".join(overrides).encode()).hexdigest()[:16]
-    return [Piece(sweep.name, encoding, study.seeds_of(sweep), settings) for encoding in encodings]
+    return [Piece(sweep.name, encoding, seeds, settings) for encoding in encodings]
 
 
 class StoredPieces:
-    """The stored pieces of a study, in a folder beside its file.
-
-    folder: has the form of a folder of results.
-    """
+    """The stored pieces of a study, in a folder next to the study's file that has the form of results."""
 
     def __init__(self, study: Study) -> None:
-        text = "" if study.text == STDLIB else "-files"
+        name = study.name if study.text == STDLIB else f"{study.name}-files"
         self.study = study
-        self.folder = study.path.parent / "rows" / f"{study.name}{text}"
+        self.folder = study.path.parent / "rows" / name
 
     @property
     def _index(self) -> Path:
         return self.folder / "pieces.json"
 
     def read(self) -> list[Piece]:
-        """Return the stored pieces; none where nothing is stored. Raises `UserError` for a damaged index."""
+        """Return the stored pieces, if any. Raises `UserError` for a damaged index."""
         if not self._index.is_file():
             return []
         try:
@@ -88,13 +83,17 @@ class StoredPieces:
     @staticmethod
     def _piece(record: dict[str, Any]) -> Piece:
         kinds = {"sweep": str, "encoding": str, "seeds": int, "settings": str, "runs": list[str]}
-        values = {name: check_type(record[name], kind, name) for name, kind in kinds.items()}
-        return Piece(**{**values, "runs": tuple(values["runs"])})
+        values: dict[str, Any] = {}
+        for name, kind in kinds.items():
+            values[name] = check_type(record[name], kind, name)
+        values["runs"] = tuple(values["runs"])
+        return Piece(**values)
 
     @property
     def _pieces(self) -> list[Piece]:
         """Return the pieces of the study, stored or not."""
-        return list(chain.from_iterable(pieces_of(self.study, sweep) for sweep in self.study.sweeps))
+        by_sweep = (pieces_of(self.study, sweep) for sweep in self.study.sweeps)
+        return list(chain.from_iterable(by_sweep))
 
     def missing(self) -> list[Piece]:
         """Return the pieces of the study that are not stored whole, with the runs that are stored."""
@@ -121,7 +120,7 @@ class StoredPieces:
     def steps(self) -> list[Step]:
         """Return a step for each stored piece of the study, with all of the piece's rows.
 
-        Raises `UserError` where none is stored, or where a part of one is missing or damaged.
+        Raises `UserError` if no piece is stored, or if a part of a piece is missing or damaged.
         """
         pieces = self.of_study()
         study = self.study.name
@@ -132,7 +131,8 @@ class StoredPieces:
         for piece in pieces:
             for run in piece.runs:
                 folder = RunFolder(self.folder / "runs" / run)
-                has_scores = (folder.path / MEANS).is_file() or (folder.path / "scores").is_dir()
+                has_means = (folder.path / MEANS).is_file()
+                has_scores = has_means or (folder.path / "scores").is_dir()
                 message = f"{folder.path} of {piece} is missing or damaged: take it from a checkout again"
                 require(bool(folder.rows) and has_scores, message)
         steps = []
@@ -143,17 +143,19 @@ class StoredPieces:
 
     def _rows(self, pieces: Iterable[Piece]) -> list[Row]:
         """Return the stored rows of pieces."""
-        runs = chain.from_iterable(piece.runs for piece in pieces)
-        folders = (RunFolder(self.folder / "runs" / run) for run in runs)
-        return list(chain.from_iterable(folder.rows for folder in folders))
+        rows: list[Row] = []
+        for run in chain.from_iterable(piece.runs for piece in pieces):
+            rows += RunFolder(self.folder / "runs" / run).rows
+        return rows
 
     def add(self, piece: Piece, steps: Sequence[Step], results_dir: Path) -> None:
         """Store a piece: copy its runs that are not stored yet from a folder of results.
 
-        steps: the sweep of the piece and the scorings of its runs. Raises `UserError` for rows of another
-        text, other targets or another version of PyTorch than what is stored, before anything is written.
+        steps: the sweep of the piece and the scorings of its runs. Raises `UserError`, before anything is
+        written, for rows of another text, other targets or another version of PyTorch than the stored rows.
         """
-        names = tuple(dict.fromkeys(chain.from_iterable(step.runs for step in steps)))
+        runs = chain.from_iterable(step.runs for step in steps)
+        names = tuple(dict.fromkeys(runs))
         keys = set().union(*(step.keys for step in steps))
         rows_of = {}
         for name in names:
@@ -161,15 +163,16 @@ class StoredPieces:
             rows_of[name] = [row for row in rows if row.key in keys]
         self._check(piece, list(chain.from_iterable(rows_of.values())))
 
+        kept_runs = self.folder / "runs"
         for name, rows in rows_of.items():
-            keep_run(results_dir / "runs" / name, rows, self.folder / "runs" / name)
+            keep_run(results_dir / "runs" / name, rows, kept_runs / name)
             keep_anchors(results_dir / "anchors", rows, self.folder / "anchors")
-        others = [stored for stored in self.read() if stored.key != piece.key]
-        made = replace(piece, runs=(*piece.runs, *names))
-        write_json(self._index, {"pieces": [asdict(each) for each in (*others, made)]})
+        pieces = [stored for stored in self.read() if stored.key != piece.key]
+        pieces.append(replace(piece, runs=(*piece.runs, *names)))
+        write_json(self._index, {"pieces": list(map(asdict, pieces))})
 
     def require_torch(self) -> None:
-        """Raise `UserError` where pieces are stored that another version of PyTorch made."""
+        """Raise `UserError` if another version of PyTorch made the stored pieces."""
         stored = self._rows(self.read())
         if stored:
             here = minor_version(torch.__version__)
@@ -179,32 +182,43 @@ class StoredPieces:
             require(here == there, f"{message}: {way_out}")
 
     def _check(self, piece: Piece, rows: Sequence[Row]) -> None:
-        """Raise `UserError` where rows cannot stand beside those that are stored."""
+        """Raise `UserError` for rows that are not comparable with the stored rows of other pieces."""
         if not rows:
             raise RunError(f"{piece} has no rows")
-        stored = self._rows(other for other in self.read() if other.key != piece.key)
+        others = [other for other in self.read() if other.key != piece.key]
+        stored = self._rows(others)
         if stored:
             here = minor_version(rows[0].torch)
             there = minor_version(stored[0].torch)
             message = f"{piece} was made with PyTorch {here}, what is stored with {there}"
             require(here == there, f"{message}: store the pieces of a study with one version of PyTorch")
-        row_at = {(row.data, row.protocol, row.length): row for row in stored}
+        row_at = {_place(row): row for row in stored}
         for row in rows:
-            other = row_at.get((row.data, row.protocol, row.length), row)
+            other = row_at.get(_place(row), row)
             for column, quantity in ALIKE.items():
-                here, there = getattr(row, column), getattr(other, column)
-                another = f"{piece} has another {quantity} at {row.length} ({here})"
-                require(here == there, f"{another} than what is stored ({there})")
+                here = getattr(row, column)
+                there = getattr(other, column)
+                another = f"{piece} has another {quantity} at {row.length}"
+                require(here == there, f"{another} ({here}) than what is stored ({there})")
+
+
+def _place(row: Row) -> tuple[object, ...]:
+    """Return the text, tokenizer, protocol and length of a row, which decide its targets."""
+    return row.data, row.tokenizer, row.protocol, row.length
 
 
 def _runs_of_fewer_seeds(piece: Piece, stored: Sequence[Piece]) -> tuple[str, ...]:
-    """Return the runs of the stored piece that differs from this one in having fewer seeds, or none."""
-    # One run for each seed, in their order: a study whose overrides sweep a key has several.
-    alike = [each for each in stored if replace(each, seeds=piece.seeds).key == piece.key]
-    begun = [each.runs for each in alike if len(each.runs) == each.seeds < piece.seeds]
+    """Return the runs of the stored piece that differs only in having fewer seeds; empty without one."""
+    begun = []
+    for other in stored:
+        is_alike = replace(other, seeds=piece.seeds).key == piece.key
+        # One run for each seed, in their order: a study whose overrides sweep a key has several.
+        if is_alike and len(other.runs) == other.seeds < piece.seeds:
+            begun.append(other.runs)
     return max(begun, key=len, default=())
 
 
 def minor_version(version: str) -> str:
     """Return a version without its patch and build: `2.13` of `2.13.0+cpu`."""
-    return ".".join(version.partition("+")[0].split(".")[:2])
+    release, _, _ = version.partition("+")
+    return ".".join(release.split(".")[:2])

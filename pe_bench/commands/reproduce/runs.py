@@ -1,4 +1,4 @@
-"""The runs of a study: a sweep of each of its parts, and more scores of what it trained."""
+"""The runs of a study: its sweeps, and more scores of their runs."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -23,15 +23,12 @@ QUICK_TOKENS = 4096  # scored by the toy size, with protocols other than paired
 
 @dataclass(frozen=True)
 class StudyRuns:
-    """The runs of a study in a folder of results.
-
-    machine: overrides that change no result. models: the folder with the folders of the study's checkpoints.
-    """
+    """The runs of a study in a folder of results."""
 
     study: Study
-    machine: Sequence[str]
+    machine: Sequence[str]  # overrides that change no result
     results_dir: Path
-    models: Path | None = None
+    models: Path | None = None  # the folder with the folders of the study's Hugging Face models
 
     def steps(self) -> Iterator[Step]:
         """Yield all steps of the study; finished work is reused. Raise `UserError` before the first."""
@@ -47,7 +44,7 @@ class StudyRuns:
             yield from self._scorings(sweep, trained)
 
     def check(self) -> None:
-        """Raise `UserError` for an unknown encoding of the study, and for a missing checkpoint."""
+        """Raise `UserError` for an unknown encoding of the study, and for a missing Hugging Face model."""
         from pe_bench.scoring.other_encodings import read_with
 
         names: list[str] = []
@@ -74,10 +71,10 @@ class StudyRuns:
         return score_checkpoint(self.study, sweep, scored_with, self.machine, self.models, self.results_dir)
 
     def _sources(self, sweep: Sweep) -> Sequence[str]:
-        """Return the runs that those of a sweep go on from or stand beside; train the missing ones."""
+        """Return the runs of the sweep that a sweep needs, if any; train the missing runs."""
         if not sweep.source:
             return ()
-        source = next(each for each in self.study.sweeps if each.name == sweep.source)
+        source = self.study.sweep(sweep.source)
         return self._train(source, self._sources(source)).runs
 
     def _scorings(self, sweep: Sweep, trained: Step) -> Iterator[Step]:
@@ -85,19 +82,20 @@ class StudyRuns:
             yield self._score(scoring, sweep, self._of_encodings(scoring, trained))
 
     def _of_encodings(self, scoring: ScoringStep, trained: Step) -> Step:
-        """Return the trained runs that a scoring is about."""
+        """Return the trained runs of the encodings of a scoring."""
         if not scoring.encodings:
             return trained
-        folder = self.results_dir / "runs"
-        runs = [
-            run for run in trained.runs if read_config(folder / run).encoding["name"] in scoring.encodings
-        ]
+        runs = []
+        for run in trained.runs:
+            config = read_config(self.results_dir / "runs" / run)
+            if config.encoding["name"] in scoring.encodings:
+                runs.append(run)
         return replace(trained, runs=tuple(runs))
 
     def _train(self, sweep: Sweep, sources: Sequence[str], stored: int = 0) -> Step:
-        """Run a sweep from the first seed on that is not stored. stored: how many seeds are.
+        """Run a sweep from the first seed that is not stored. stored: the number of stored seeds.
 
-        Raises `RunError` or `Stopped` where it is not done.
+        Raises `RunError` or `Stopped` if a run fails or is stopped.
         """
         from pe_bench.commands.sweep.run import launch
 
@@ -108,7 +106,8 @@ class StudyRuns:
         say(f"{name}: {', '.join(sweep.encodings)}, {seeds}")
         summary = launch(self._jobs(sweep, sources, stored), self._typed(sweep).launcher)
         summary.end()
-        runs = dict.fromkeys(Path(state.run).name for state in summary.states if state.run is not None)
+        paths = [Path(state.run) for state in summary.states if state.run is not None]
+        runs = dict.fromkeys(path.name for path in paths)
         keys = chain.from_iterable(state.keys for state in summary.states)
         return Step(sweep.name, tuple(runs), set(map(tuple, keys)))
 
@@ -117,7 +116,7 @@ class StudyRuns:
         return sorted_by_use([*self.study.shared_overrides(sweep), *self.machine])
 
     def _jobs(self, sweep: Sweep, sources: Sequence[str], stored: int) -> list[Planned]:
-        """Return a job for each encoding of a sweep and each seed that is not stored, or each source."""
+        """Return a job for each encoding of a sweep and each seed that is not stored, or each needed run."""
         overrides = self._typed(sweep).job_overrides
         values_of_each = self._values_of_each(sweep, sources, stored)
         jobs = []
@@ -137,7 +136,8 @@ class StudyRuns:
     def _values_of_each(self, sweep: Sweep, sources: Sequence[str], stored: int) -> dict[str, dict[str, Any]]:
         """Return the values in which the runs of an encoding differ, by the word that names each run."""
         if not sweep.source:
-            return {f"seed={seed}": {"seed": seed} for seed in range(stored, self.study.seeds_of(sweep))}
+            seeds = range(stored, self.study.seeds_of(sweep))
+            return {f"seed={seed}": {"seed": seed} for seed in seeds}
         key = "train.from" if sweep.after else "train.beside"
         values = {}
         for source in sources:
@@ -151,7 +151,7 @@ class StudyRuns:
         return planned_job(self._typed(sweep).job_overrides, self.study.search, choice=choice).config
 
     def evaluation_of(self, sweep: Sweep) -> "Evaluation":
-        """Return what each evaluation of a sweep's runs needs: the text, code, and the machine's keys."""
+        """Return the text, the code and the machine's keys for each evaluation of a sweep's runs."""
         from pe_bench.commands.evaluate import Evaluation
 
         study = self.study
@@ -177,12 +177,12 @@ class StudyRuns:
         from pe_bench.scoring.other_encodings import read_with
 
         study = self.study
-        evaluation = replace(self._config(sweep).eval, first_length=study.length if sweep.source else None)
+        first_length = study.length if sweep.source else None
+        evaluation = replace(self._config(sweep).eval, first_length=first_length)
         if study.size == "quick":
             evaluation = replace(evaluation, tokens=QUICK_TOKENS)
-        request = replace(
-            self.evaluation_of(sweep), lengths=study.lengths(scoring.times), protocol=scoring.protocol
-        )
+        lengths = study.lengths(scoring.times)
+        request = replace(self.evaluation_of(sweep), lengths=lengths, protocol=scoring.protocol)
         if scoring.protocol == "paired":
             request = replace(request, controls=scoring.controls)
         if scoring.scored_with:
@@ -190,9 +190,11 @@ class StudyRuns:
             request = replace(request, with_=others, config_dir=study.search)
         about = ", ".join(scoring.scored_with or [f"{scoring.protocol} windows"])
         keys: set[tuple[str, ...]] = set()
+        runs = len(trained.runs)
         for number, run in enumerate(trained.runs, 1):
-            say(f"{run}: {about} ({number} of {len(trained.runs)})")
-            scored = prepare(self.results_dir / "runs" / run, request, evaluation, waits=say).score()
+            say(f"{run}: {about} ({number} of {runs})")
+            prepared = prepare(self.results_dir / "runs" / run, request, evaluation, waits=say)
+            scored = prepared.score()
             if scored.failure:
                 raise RunError(scored.failure)
             keys |= {row.key for row in scored.scored}

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from matplotlib.ticker import NullLocator
 
-from pe_bench.commands.reproduce.budgets import LINEAR, MIN_ORDERED, Budget, budget_of, spell_mean
+from pe_bench.commands.reproduce.budgets import LINEAR, MIN_ORDERED, UNLEARNED, Budget, budget_of, spell_mean
 from pe_bench.commands.reproduce.claims import Measurements, Series
 from pe_bench.commands.reproduce.lines import table_lines
 from pe_bench.commands.reproduce.papers import Claim
@@ -31,19 +31,14 @@ ABOVE, BELOW = 0.5, 1.0  # inches
 
 @dataclass(frozen=True)
 class Size:
-    """An encoding in a sweep: one model size after its training tokens.
-
-    parameters: of the model with this encoding. is_own: the sweep has training tokens for its own size,
-    not the study's tokens. far, farthest: changes at `FAR` and `FARTHEST` times the training length, in bits
-    per byte; None if that length was not scored.
-    """
+    """An encoding in a sweep: one model size after its training tokens."""
 
     sweep: str
-    parameters: int
-    is_own: bool
+    parameters: int  # of the model with this encoding
+    is_own: bool  # the sweep has training tokens for its own size, not the study's tokens
     budget: Budget
-    far: Interval | None
-    farthest: Interval | None
+    far: Interval | None  # the change at `FAR` times the training length, in bits per byte; None if unscored
+    farthest: Interval | None  # the change at `FARTHEST` times the training length
 
     @property
     def encoding(self) -> str:
@@ -59,9 +54,11 @@ def sizes_of(study: Study, scores: Measurements) -> list[Size]:
             if size is not None:
                 sizes[encoding, sweep.name] = size
     order = list(dict.fromkeys(encoding for encoding, _ in sizes))
-    return sorted(
-        sizes.values(), key=lambda size: (order.index(size.encoding), size.parameters, size.budget.tokens)
-    )
+
+    def place(size: Size) -> tuple[int, int, int]:
+        return order.index(size.encoding), size.parameters, size.budget.tokens
+
+    return sorted(sizes.values(), key=place)
 
 
 def _size(study: Study, sweep: Sweep, series: Series, scores: Measurements) -> Size | None:
@@ -69,15 +66,17 @@ def _size(study: Study, sweep: Sweep, series: Series, scores: Measurements) -> S
     if budget is None:
         return None
     rows = scores.at(series, scores.length, "paired")
-    models = [each.overrides for each in study.sweeps if each.name != sweep.name]
-    is_only = all(_model(overrides) != _model(sweep.overrides) for overrides in models)
+    other_models = [_model(each.overrides) for each in study.sweeps if each.name != sweep.name]
+    is_only = _model(sweep.overrides) not in other_models
+    far = scores.change(series, FAR * scores.length, "paired")
+    farthest = scores.change(series, FARTHEST * scores.length, "paired")
     return Size(
         sweep=sweep.name,
         parameters=rows[0].parameters,
         is_own=is_only or sweep.tokens not in (0, study.tokens),
         budget=budget,
-        far=scores.change(series, FAR * scores.length, "paired").interval,
-        farthest=scores.change(series, FARTHEST * scores.length, "paired").interval,
+        far=far.interval,
+        farthest=farthest.interval,
     )
 
 
@@ -90,20 +89,18 @@ def _model(overrides: Sequence[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class Agreement:
-    """How far two sweeps agree in the order of encodings, by their levels at a length.
+    """The agreement of two sweeps in the order of encodings, by their levels at a length.
 
-    times: the length over the training length. tau: Kendall's tau (1938): 1 for the same order, -1 for the
-    opposite one. low, high: its bounds, if every pair of encodings whose order is not sure in both sweeps,
-    by the 95 % interval of their difference, may be ordered either way. encodings: how many are compared.
+    A pair of encodings has a sure order if the 95 % interval of its difference excludes 0 in both sweeps.
     """
 
     first: str
     second: str
-    times: int
-    tau: float
-    low: float
+    times: int  # the length over the training length
+    tau: float  # Kendall's tau (1938): 1 for the same order, -1 for the opposite order
+    low: float  # the bounds of tau, if pairs without a sure order may be ordered either way
     high: float
-    encodings: int
+    encodings: int  # the number of compared encodings
 
 
 def agreements(sizes: Sequence[Size], scores: Measurements) -> list[Agreement]:
@@ -112,11 +109,12 @@ def agreements(sizes: Sequence[Size], scores: Measurements) -> list[Agreement]:
     Runs that are scored under another encoding than their own have no part in the order.
     """
     found = []
-    ordered = (size for size in sizes if size.budget.has_learned and " -> " not in size.encoding)
-    by_sweep = grouped(ordered, lambda size: size.sweep)
-    for first, second in combinations(by_sweep, 2):
-        there = {size.encoding for size in by_sweep[second]}
-        shared = [size.encoding for size in by_sweep[first] if size.encoding in there]
+    encodings_of: dict[str, list[str]] = {}
+    for size in sizes:
+        if size.budget.has_learned and " -> " not in size.encoding:
+            encodings_of.setdefault(size.sweep, []).append(size.encoding)
+    for first, second in combinations(encodings_of, 2):
+        shared = [encoding for encoding in encodings_of[first] if encoding in encodings_of[second]]
         if len(shared) < MIN_ORDERED:
             continue
         for times in ORDERED_AT:
@@ -129,19 +127,24 @@ def agreements(sizes: Sequence[Size], scores: Measurements) -> list[Agreement]:
 def _agreement(
     first: str, second: str, times: int, encodings: Sequence[str], scores: Measurements
 ) -> Agreement | None:
-    points, lows, highs = [], [], []
-    for of, than in combinations(encodings, 2):
-        here, there = (_difference(of, than, sweep, times, scores) for sweep in (first, second))
+    pairs = list(combinations(encodings, 2))
+    agreeing = 0
+    lowest = 0
+    highest = 0
+    for of, than in pairs:
+        here = _difference(of, than, first, times, scores)
+        there = _difference(of, than, second, times, scores)
         if here is None or there is None:
             return None
         product = here.mean * there.mean
         point = (product > 0) - (product < 0)
         is_sure = _is_sure(here) and _is_sure(there)
-        points.append(point)
-        lows.append(point if is_sure else -1)
-        highs.append(point if is_sure else 1)
-    tau, low, high = (sum(each) / len(points) for each in (points, lows, highs))
-    return Agreement(first, second, times, tau, low, high, len(encodings))
+        agreeing += point
+        lowest += point if is_sure else -1
+        highest += point if is_sure else 1
+    count = len(pairs)
+    tau = agreeing / count
+    return Agreement(first, second, times, tau, lowest / count, highest / count, len(encodings))
 
 
 def _difference(of: str, than: str, sweep: str, times: int, scores: Measurements) -> Interval | None:
@@ -157,23 +160,15 @@ def _is_sure(interval: Interval) -> bool:
 
 
 def table_of_sizes(sizes: Sequence[Size], study: Study, scores: Measurements, width: int) -> Iterator[str]:
-    """Yield the lines of a table, and how far every two sweeps agree in the order of encodings.
+    """Yield the lines of a table, and the agreement of every two sweeps in the order of encodings.
 
     width: of the terminal.
     """
-    far, farthest = f"{FAR * scores.length:,}", f"{FARTHEST * scores.length:,}"
-    headings = (
-        "",
-        "sweep",
-        "parameters",
-        "tokens",
-        "seeds",
-        f"at {scores.length}",
-        far,
-        farthest,
-        "reads far",
-    )
-    yield from table_lines(headings, [_cells(size) for size in sizes], width, keys=2, left=2)
+    far = f"{FAR * scores.length:,}"
+    farthest = f"{FARTHEST * scores.length:,}"
+    facts = ("", "sweep", "parameters", "tokens", "seeds")
+    headings = (*facts, f"at {scores.length}", far, farthest, "reads far")
+    yield from table_lines(headings, list(map(_cells, sizes)), width, keys=2, left=2)
     yield ""
     yield f"{far}, {farthest}: changes against {scores.length} tokens, in bits per byte"
     yield f"reads far: uses text further back than {scores.length} tokens; -: unknown; *: not learned"
@@ -185,24 +180,19 @@ def table_of_sizes(sizes: Sequence[Size], study: Study, scores: Measurements, wi
     if found:
         yield "Kendall's tau between the orders of levels; in brackets, its range over unsure pairs:"
     for each in found:
+        place = f"{each.first} | {each.second} at {each.times}x"
         bounds = f"[{each.low:+.2f}, {each.high:+.2f}]"
-        encodings = f"{each.encodings} encodings"
-        yield f"  {each.first} | {each.second} at {each.times}x: {each.tau:+.2f} {bounds}, {encodings}"
+        yield f"  {place}: {each.tau:+.2f} {bounds}, {each.encodings} encodings"
 
 
 def _cells(size: Size) -> tuple[str, ...]:
     budget = size.budget
+    level = f"{budget.level:.3f}"
+    if not budget.has_learned:
+        level += UNLEARNED
+    runs = (f"{size.parameters:,}", spell_tokens(budget.tokens), str(budget.seeds))
     changes = map(spell_mean, (size.far, size.farthest))
-    return (
-        size.encoding,
-        size.sweep,
-        f"{size.parameters:,}",
-        spell_tokens(budget.tokens),
-        str(budget.seeds),
-        f"{budget.level:.3f}" + ("" if budget.has_learned else "*"),
-        *changes,
-        budget.reads_far or "-",
-    )
+    return size.encoding, size.sweep, *runs, level, *changes, budget.reads_far or "-"
 
 
 # Picture

@@ -29,86 +29,71 @@ MAX_QUICK_TOKENS = 81_920
 class Sweep:
     """Runs of each encoding with each seed.
 
-    tokens: that each trains on; 0 for those of the study. seeds: how many; 0 for those of the study. times:
-    the length that it trains at, over the study's. task: in place of text. overrides: after those of the
-    study. after, beside: the name of an earlier sweep of one encoding, whose runs these go on from
-    (`train.from`) or stand beside. Sweeps may share a name where they differ in encodings or seeds alone.
-    checkpoint: the name of a checkpoint's folder, which is scored and not trained; encodings then has the one
-    that the checkpoint has, and scored_with others to score it under. get: a command that makes that folder.
+    Sweeps may share a name if they differ only in encodings or seeds.
     """
 
     encodings: list[str]
     name: str = ""
-    tokens: int = 0
-    seeds: int = 0
-    times: float = 1.0
-    task: str = ""
-    overrides: list[str] = field(default_factory=list)
-    after: str = ""
-    beside: str = ""
+    tokens: int = 0  # that each run trains on; 0 for the tokens of the study
+    seeds: int = 0  # 0 for the seeds of the study
+    times: float = 1.0  # the training length over that of the study
+    task: str = ""  # in place of text
+    overrides: list[str] = field(default_factory=list)  # after the overrides of the study
+    after: str = ""  # an earlier sweep of one encoding, whose runs are trained further (`train.from`)
+    beside: str = ""  # an earlier sweep of one encoding, with whose runs these are compared (`train.beside`)
+    # The folder of a Hugging Face model, which is scored and not trained; `encodings` then has its own one.
     checkpoint: str = ""
-    scored_with: list[str] = field(default_factory=list)
-    get: str = ""
+    scored_with: list[str] = field(default_factory=list)  # further encodings to score that model under
+    get: str = ""  # a command that makes that folder
 
     @property
     def source(self) -> str:
-        """Return the name of the sweep that its runs need."""
+        """Return the name of the sweep that its runs need; empty for none."""
         return self.after or self.beside
 
 
 @dataclass(frozen=True)
 class ScoringStep:
-    """More scores of the runs of a study, as `eval` makes them. times: lengths over the training length.
+    """More scores of the runs of a study, as `eval` makes them."""
 
-    of: the names of sweeps; all where none is named. encodings: the names of encodings; all where none is
-    named. scored_with: values of --with, which all of these runs must be able to take.
-    """
-
-    times: list[float]
+    times: list[float]  # the lengths over the training length
     protocol: Protocol = "paired"
-    scored_with: list[str] | None = None
+    scored_with: list[str] | None = None  # values of --with, which must fit each of the runs
     controls: str = "none"
-    of: list[str] = field(default_factory=list)
-    encodings: list[str] = field(default_factory=list)
+    of: list[str] = field(default_factory=list)  # names of sweeps; empty for all
+    encodings: list[str] = field(default_factory=list)  # names of encodings; empty for all
 
     def is_of(self, sweep: Sweep, encoding: str) -> bool:
-        """Return whether it scores the runs of an encoding of a sweep."""
+        """Return whether the runs of an encoding of a sweep are scored."""
         is_of_sweep = not self.of or sweep.name in self.of
         return is_of_sweep and (not self.encodings or encoding in self.encodings)
 
 
 @dataclass(frozen=True)
 class Study:
-    """A study as its file gives it.
-
-    minutes: an estimate for two cores, or one GPU. length: the training length, or the length from which
-    changes of a checkpoint are measured. times: lengths that are scored, over `length`.
-    overrides: of every run. quick_overrides: of the toy size, after all others. over: `tokens` or
-    `parameters` for a study of what a longer training or a larger model changes, with a table and a picture
-    by tokens or by parameters. The fields from `name` on are not in the file. name: the file's. size: full,
-    or quick for a toy. text: `stdlib`, or a folder with text files. search: folders with the user's own YAML.
-    """
+    """A study as its file gives it; the fields from `name` on are not in the file."""
 
     title: str
     question: str
     source: str
-    minutes: int
+    minutes: int  # an estimate for two cores, or one GPU
     sweeps: tuple[Sweep, ...]
-    times: list[float]
+    times: list[float]  # lengths that are scored, over `length`
     claims: tuple[Claim, ...] = ()
     seeds: int = 3
-    length: int = 128
+    length: int = 128  # of training; of a Hugging Face model, the length from which changes are measured
     tokens: int = 1_024_000
-    overrides: list[str] = field(default_factory=list)
-    quick_overrides: list[str] = field(default_factory=list)
+    overrides: list[str] = field(default_factory=list)  # of every run
+    quick_overrides: list[str] = field(default_factory=list)  # of the toy size, after all others
     scorings: tuple[ScoringStep, ...] = ()
+    # With a table and a picture by training tokens or by parameters of the model.
     over: Literal["", "tokens", "parameters"] = ""
     explains: bool = False
-    name: str = ""
+    name: str = ""  # of the file
     path: Path = Path()
-    size: str = "full"
-    text: str = STDLIB
-    search: tuple[Path, ...] = ()
+    size: str = "full"  # or quick for a toy
+    text: str = STDLIB  # or a folder with text files
+    search: tuple[Path, ...] = ()  # folders with the user's own YAML
 
     @property
     def runs(self) -> int:
@@ -120,21 +105,26 @@ class Study:
                 seeds[key] = max(seeds.get(key, 0), self.seeds_of(sweep))
         return sum(seeds.values())
 
+    def sweep(self, name: str) -> Sweep:
+        """Return the first sweep of a name."""
+        return next(sweep for sweep in self.sweeps if sweep.name == name)
+
     def scorings_of(self, sweep: Sweep) -> list[ScoringStep]:
-        """Return the scorings of the runs of a sweep, or of some of them."""
-        return [
-            scoring
-            for scoring in self.scorings
-            if any(scoring.is_of(sweep, encoding) for encoding in sweep.encodings)
-        ]
+        """Return the scorings of at least one encoding's runs of a sweep."""
+        found = []
+        for scoring in self.scorings:
+            if any(scoring.is_of(sweep, encoding) for encoding in sweep.encodings):
+                found.append(scoring)
+        return found
 
     def labels_of(self, sweep: Sweep) -> Iterator[str]:
-        """Yield the encodings of a sweep, each before itself under others (`rope -> yarn factor=auto`)."""
+        """Yield the labels of a sweep: each encoding, then its scalings (`rope -> yarn factor=auto`)."""
         for encoding in sweep.encodings:
             yield encoding
             for scoring in self.scorings:
                 if scoring.is_of(sweep, encoding):
-                    yield from (f"{encoding} -> {other}" for other in scoring.scored_with or [])
+                    for other in scoring.scored_with or []:
+                        yield f"{encoding} -> {other}"
 
     def seeds_of(self, sweep: Sweep) -> int:
         """Return the number of seeds of a sweep; the sweep of a toy has no more than `QUICK_SEEDS`."""
@@ -156,7 +146,7 @@ class Study:
         return results_dir / "studies" / f"{'-'.join(words)}.png"
 
     def quick(self) -> "Study":
-        """Return its toy size, for any machine."""
+        """Return the study in its toy size, for any machine."""
         return replace(self, size="quick", length=QUICK_LENGTH, seeds=min(self.seeds, QUICK_SEEDS))
 
     def lengths(self, times: Iterable[float]) -> list[int]:
@@ -174,8 +164,10 @@ class Study:
             yield f"data={STDLIB}"
         else:
             yield from ("data=files", f"data.path={quote(self.text)}")
+        max_length = f"eval.max_length={lengths[-1]}"
+        overrides = (*self.overrides, *sweep.overrides)
         if sweep.checkpoint:
-            yield from (scored_lengths, f"eval.max_length={lengths[-1]}", *self.overrides, *sweep.overrides)
+            yield from (scored_lengths, max_length, *overrides)
             return
         if is_quick:
             yield "experiment=quick"
@@ -184,17 +176,19 @@ class Study:
         yield f"train.tokens={tokens}"
         yield scored_lengths
         if not sweep.task:
-            yield f"eval.max_length={lengths[-1]}"
-        yield from (*self.overrides, *sweep.overrides)
+            yield max_length
+        yield from overrides
         if is_quick:
             yield from self.quick_overrides
 
 
 def spell_tokens(tokens: int) -> str:
-    """Return a number of tokens as a person says it: `4M` for 4,096,000; empty for 0."""
+    """Return a rounded number of tokens: `4M` for 4,096,000; empty for 0."""
     if not tokens:
         return ""
-    return f"{tokens / 1e6:.0f}M" if tokens >= 1e6 else f"{tokens / 1e3:.0f}k"
+    if tokens >= 1e6:
+        return f"{tokens / 1e6:.0f}M"
+    return f"{tokens / 1e3:.0f}k"
 
 
 PARTS: dict[str, type] = {"sweeps": Sweep, "scorings": ScoringStep, "claims": Claim}
@@ -205,18 +199,20 @@ def study_names(search: Sequence[Path] = ()) -> list[str]:
 
 
 def read_study(name: str, search: Sequence[Path] = ()) -> Study:
-    """Return the study of that name. Raises `UserError` where there is none, or its file cannot be used."""
+    """Return a study by its name. Raises `UserError` for an unknown name and for an invalid file."""
     names = study_names(search)
     require(name in names, unknown(name, "study", names))
     folders = [*reversed(search), config_dir()]
-    path = next(path for folder in folders if (path := folder / GROUP / f"{name}.yaml").is_file())
+    paths = [folder / GROUP / f"{name}.yaml" for folder in folders]
+    path = next(filter(Path.is_file, paths))
     try:
         study: Study = part_of(Study, parse_mapping(path.read_text(encoding="utf-8")), "study", PARTS)
         if path.parent.parent == config_dir():
             study = replace(study, claims=(*study.claims, *ledger_claims(name)))
         _check(study)
     except (OSError, ValueError, TypeError) as error:  # a key that is missing is a TypeError
-        raise UserError(f"{path}: {first_line(error).replace('__init__() ', '')}") from error
+        message = first_line(error).replace("__init__() ", "")
+        raise UserError(f"{path}: {message}") from error
     return replace(study, name=name, path=path, search=tuple(search))
 
 
@@ -228,13 +224,16 @@ def _check(study: Study) -> None:
         require(sweep.source in earlier, message)
         earlier.append(sweep.name)
         message = f"the sweep '{sweep.name}' has scored_with or get, which only a checkpoint has"
-        require(bool(sweep.checkpoint) or not (sweep.scored_with or sweep.get), message)
-        message = f"the checkpoint {sweep.checkpoint} has one encoding of its own, not {len(sweep.encodings)}"
-        require(not sweep.checkpoint or len(sweep.encodings) == 1, message)
+        is_complete = not (sweep.scored_with or sweep.get)
+        require(bool(sweep.checkpoint) or is_complete, message)
+        encodings = len(sweep.encodings)
+        message = f"the checkpoint {sweep.checkpoint} has one encoding of its own, not {encodings}"
+        require(not sweep.checkpoint or encodings == 1, message)
         message = (
             f"explains: explain reads runs that were trained on text, and the sweep '{sweep.name}' has none"
         )
-        require(not study.explains or not (sweep.checkpoint or sweep.task), message)
+        is_trained_on_text = not (sweep.checkpoint or sweep.task)
+        require(is_trained_on_text or not study.explains, message)
     for claim in study.claims:
         check_claim(claim)
     named: list[str] = []
@@ -248,12 +247,8 @@ def _check(study: Study) -> None:
 
 @dataclass(frozen=True)
 class Step:
-    """A finished sweep of a study, or a scoring of its runs.
-
-    runs: the names of its runs. keys: of the rows that this step asked for; a run that several studies share
-    has more rows.
-    """
+    """A finished sweep of a study, or a scoring of its runs."""
 
     sweep: str
-    runs: tuple[str, ...]
-    keys: Set[tuple[str, ...]]
+    runs: tuple[str, ...]  # the names of the runs
+    keys: Set[tuple[str, ...]]  # of the rows of this step; a run that several studies share has more rows

@@ -1,9 +1,9 @@
-"""Judge claims by a study's table, for a study whose pieces are not stored.
+"""Judge claims by a study's table, for a study without stored pieces.
 
-A table has means over seeds and their standard deviations, and no pairs of scores. So an interval is over
-seeds alone (Student's t), and as wide as it can be: the deviation of a difference is at most the sum of the
-deviations. If such an interval decides a claim, the pairs would decide it too, unless documents differ much
-more than seeds; many other claims stay unclear.
+A table has means over seeds and their standard deviations, and no pairs of scores. An interval is therefore
+only over seeds (Student's t), and as wide as possible: the deviation of a difference is at most the sum of
+the deviations. If such an interval decides a claim, the pairs would decide it too, unless documents differ
+much more than seeds; many other claims stay unclear.
 """
 
 import math
@@ -14,8 +14,8 @@ from scipy.special import stdtrit
 from pe_bench.commands.reproduce.claims import NOT_SCORED, UNLEARNED, Series, series_of
 from pe_bench.commands.reproduce.outcomes import Level
 from pe_bench.commands.reproduce.papers import Claim
-from pe_bench.report.records import BreakPoint, ContextUse, Paired
-from pe_bench.report.statistics import CONFIDENCE, Interval, Verdict, judge_change
+from pe_bench.report.records import BreakPoint, ContextUse, Number
+from pe_bench.report.statistics import CONFIDENCE, Interval, judge_change
 from pe_bench.report.verdicts import SOLVED, TaskVerdict
 from pe_bench.runs.rows import TASK
 
@@ -38,7 +38,7 @@ class TableScores:
         return {level["encoding"] for level in self._level_of.values() if level["sweep"] == sweep}
 
     def unlearned(self, series: Series) -> str:
-        """Return why a series counts as not learned; empty for a first stage on text, which has learned."""
+        """Return the reason why a series counts as not learned; empty for a first stage on text."""
         answers = self.answers(self._trained(series), self.length)
         if answers:
             return "" if answers[1] == "solves" else UNLEARNED["task"]
@@ -47,15 +47,15 @@ class TableScores:
     def is_later_stage(self, series: Series) -> bool:
         return ", " in self._label(series)  # as in `rope, then yarn x4 at 512 (128k)`
 
-    def change(self, series: Series, length: int, protocol: str, *, since: int = 0) -> Paired:
+    def change(self, series: Series, length: int, protocol: str, *, since: int = 0) -> Number:
         first = (self._trained(series), since or self.length, protocol)
         return self._difference([(series, length, protocol)], [first])
 
     def context_use(self, series: Series, length: int) -> ContextUse | None:
-        """Return None: the rule needs the gains of documents, which a table does not have."""
+        """Return None, because the rule needs the gains of documents, which a table does not have."""
         return None
 
-    def verdicts(self, series: Series, protocol: str) -> dict[int, Verdict]:
+    def verdicts(self, series: Series, protocol: str) -> dict[int, str]:
         lengths = {int(level["length"]) for level in self._level_of.values()}
         longer = sorted(length for length in lengths if length > self.length)
         changes = {length: self.change(series, length, protocol).interval for length in longer}
@@ -64,18 +64,18 @@ class TableScores:
     def break_point(self, series: Series, protocol: str) -> BreakPoint:
         return BreakPoint()
 
-    def difference_of_levels(self, claim: Claim, length: int) -> Paired:
-        of, than = series_of(claim)
-        return self._difference([(of, length, claim.protocol)], [(than, length, claim.protocol)])
+    def difference_of_levels(self, claim: Claim, length: int) -> Number:
+        first, second = ((series, length, claim.protocol) for series in series_of(claim))
+        return self._difference([first], [second])
 
-    def difference_of_changes(self, claim: Claim, length: int) -> Paired:
+    def difference_of_changes(self, claim: Claim, length: int) -> Number:
         of, than = series_of(claim)
         protocol = claim.protocol
         ours = [(of, length, protocol), (self._trained(than), self.length, protocol)]
         theirs = [(self._trained(of), self.length, protocol), (than, length, protocol)]
         return self._difference(ours, theirs)
 
-    def gain(self, series: Series, length: int, *kinds: tuple[str, str]) -> Paired:
+    def gain(self, series: Series, length: int, *kinds: tuple[str, str]) -> Number:
         first, second = ((series, length, *kind) for kind in kinds)
         return self._difference([first], [second])
 
@@ -95,7 +95,7 @@ class TableScores:
     def _trained(self, series: Series) -> Series:
         return Series(self._label(series).partition(" -> ")[0], series.sweep)
 
-    def _difference(self, plus: Sequence[tuple], minus: Sequence[tuple]) -> Paired:
+    def _difference(self, plus: Sequence[tuple], minus: Sequence[tuple]) -> Number:
         """Return the sum of the levels `plus` less the sum of the levels `minus`.
 
         plus, minus: of each level the series, length, protocol and control.
@@ -103,7 +103,7 @@ class TableScores:
         first = [self._find(*place) for place in plus]
         second = [self._find(*place) for place in minus]
         if None in first or None in second:
-            return Paired(missing=NOT_SCORED)
+            return Number(missing=NOT_SCORED)
         levels = [level for level in (*first, *second) if level is not None]
         values = [float(level["level"]) for level in levels]
         mean = sum(values[: len(first)]) - sum(values[len(first) :])
@@ -111,8 +111,10 @@ class TableScores:
         seeds = min(int(level["seeds"]) for level in levels)
         half = math.inf
         if seeds > 1:
-            half = float(stdtrit(seeds - 1, (1 + CONFIDENCE) / 2)) * deviation / math.sqrt(seeds)
-        return Paired(mean, Interval(mean, mean - half, mean + half, seeds, documents=0))
+            critical = float(stdtrit(seeds - 1, (1 + CONFIDENCE) / 2))
+            half = critical * deviation / math.sqrt(seeds)
+        interval = Interval(mean, mean - half, mean + half, seeds, documents=0)
+        return Number(mean, interval)
 
     def _find(self, series: Series, length: int, protocol: str, control: str = "none") -> Level | None:
         key = (series.sweep, self._label(series), protocol, control, length)

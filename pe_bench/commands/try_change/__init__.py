@@ -1,1 +1,1 @@
-"""A change beside its baseline: whether it is better, asked after each seed and of one try after another."""
+"""`try`: a change and its baseline, trained seed by seed and compared by a sequential test."""

@@ -1,11 +1,12 @@
-"""Whether a change is better than its baseline, asked again and again, and of one change after the other.
+"""A sequential test of changes against a baseline: after more and more seeds, and for many changes.
 
 Looking often and trying much make chance look like progress. Here at most 5 % of all searches say "better" of
-any change that changes nothing, however many they try:
+any change that changes nothing, however many changes they try:
 
 - The k-th change tried against a baseline has a share of the 5 % in proportion to k^-1.6 (alpha spending over
   tests: Foster and Stine, 2008; Tian and Ramdas, 2021, "Online control of the familywise error rate").
-- It is better where it is so at the training length or at the longest, each judged at half of that share.
+- The change is better if it is better at the training length or at the longest length, each judged at half of
+  that share.
 - The looks after 3, 5, 8, 13, 21 and more seeds spend that half between them (Lan and DeMets, 1983). The look
   after five spends the most, and from the fourth look on each spends half as much as the one before. From
   look to look the number of seeds grows by 1.6, and the critical value hardly: more seeds settle any
@@ -13,29 +14,30 @@ any change that changes nothing, however many they try:
 
 At each look the change has to pass two tests, so the error is at most that of either:
 
-- Student's t, from these seeds alone. Its error is what it says for normal noise of any spread.
-- A t with the variance shrunk to what studies have shown of it (Smyth, 2004, the moderated t). Alone it would
-  be wrong where seeds spread more than in the studies. Beside Student's it stops few seeds that agree by
-  chance, as they do where noise is skewed. The priors are the fit of his section 6.2 to the spread between
-  seeds in configs/study/*.csv, which a test repeats: worth 7 degrees of freedom at the training length, where
-  encodings differ little in it, and one at the longest.
+- Student's t, from only these seeds. Its error is as stated for normal noise of any spread.
+- A t with the variance shrunk to that of earlier studies (Smyth, 2004, the moderated t). This test would err
+  if seeds spread more than in the studies. Together with Student's t, it rejects few seeds that agree by
+  chance, as they do if noise is skewed. The priors are the fit of his section 6.2 to the spread between seeds
+  in configs/study/*.csv, which a test repeats: worth 7 degrees of freedom at the training length, where the
+  spread differs little between encodings, and one at the longest length.
 
 No test of a few seeds is exact for skewed noise of any spread: docs/try.md has simulated shares.
 
-What is judged is whether other seeds would agree, on the documents that were scored. Whether other documents
-would is what `try --confirm` asks.
+The test answers whether other seeds would agree on the scored documents. `try --confirm` asks whether other
+documents would.
 """
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 from scipy.special import stdtrit, zeta
 
 Answer = Literal["better", "not better", "mixed", "unclear"]
-Number = Any  # a number, or an array of them
+Floats = Any  # a float, or an array with one for each of many tries
+UNKNOWN = (-math.inf, math.inf)  # bounds
 
 ALPHA = 0.05
 DECAY = 1.6  # of the shares of tries
@@ -45,8 +47,8 @@ FIRST_LOOK = LOOKS[0]
 # The part of a try's share that each of the first looks spends; a later one spends half as much as the look
 # before it.
 FIRST_SHARES = (0.02, 0.78, 0.1)
-# To say how many seeds would settle a try, so many futures of it are simulated, and so large a share of them
-# has to be settled.
+# The number of seeds that would settle a try is found by simulating so many futures of the try, of which so
+# large a share has to be settled.
 FUTURES = 500
 LIKELY = 2 / 3
 USUAL = 0.01  # the spread of the true differences of changes, in bits per byte, when futures are simulated
@@ -54,13 +56,10 @@ USUAL = 0.01  # the spread of the true differences of changes, in bits per byte,
 
 @dataclass(frozen=True)
 class Prior:
-    """What is known of the spread between seeds before there are any.
+    """The spread between seeds that is expected before any seed."""
 
-    deviation: of one seed's difference, in bits per byte. freedom: the degrees of freedom that is worth.
-    """
-
-    deviation: float
-    freedom: float
+    deviation: float  # of one seed's difference, in bits per byte
+    freedom: float  # the degrees of freedom of the deviation
 
 
 PRIOR_AT_TRAINING = Prior(0.0108, 6.6)
@@ -69,51 +68,52 @@ PRIOR_AT_LONGEST = Prior(0.0184, 0.93)
 
 @dataclass(frozen=True)
 class Difference:
-    """The mean difference of a change from its baseline, over seeds, in bits per byte; negative is better.
+    """The mean difference of a change from its baseline, over seeds, in bits per byte; negative is better."""
 
-    error: the standard error of the mean with the prior, freedom: the degrees of freedom of that error.
-    own_error: the standard error from the seeds alone, own_freedom: its degrees of freedom. All may be
-    arrays, of many tries at once.
-    """
+    mean: Floats
+    error: Floats  # the standard error of the mean with the prior
+    freedom: float  # the degrees of freedom of `error`
+    own_error: Floats  # the standard error of the mean from only the seeds
+    own_freedom: int  # the degrees of freedom of `own_error`
 
-    mean: Number
-    error: Number
-    freedom: float
-    own_error: Number
-    own_freedom: int
-
-    def bound(self, alpha: Number) -> tuple[Number, Number]:
+    def bound(self, alpha: Floats) -> tuple[Floats, Floats]:
         """Return the bounds below and above the true difference, each wrong with a chance of `alpha`.
 
-        They are the wider ones of the two tests.
+        They are the wider bounds of the two tests.
         """
         confidence = 1 - np.asarray(alpha)
         with_prior = stdtrit(self.freedom, confidence) * self.error
-        own = stdtrit(self.own_freedom, confidence) * self.own_error if self.own_freedom else math.inf
+        own = math.inf
+        if self.own_freedom:
+            own = stdtrit(self.own_freedom, confidence) * self.own_error
         half = np.maximum(with_prior, own)
         return self.mean - half, self.mean + half
 
 
 def difference(values: Sequence[float] | np.ndarray, prior: Prior) -> Difference:
-    """Return the mean of differences [..., seeds]; one that is no finite number is worse than any other."""
+    """Return the mean of differences [..., seeds]; infinite, without error, if one of them is not finite."""
     values = np.asarray(values, float)
     count = values.shape[-1]
     is_finite = np.asarray(np.isfinite(values).all(-1))
     values = np.where(is_finite[..., None], values, 0.0)
-    variance = values.var(-1, ddof=1) if count > 1 else np.zeros(values.shape[:-1])
+    variance = np.zeros(values.shape[:-1])
+    if count > 1:
+        variance = values.var(-1, ddof=1)
     mean = np.where(is_finite, values.mean(-1), math.inf)
     found = _estimate(mean, variance, count, prior)
-    return Difference(mean, np.where(is_finite, found.error, 0.0), found.freedom, found.own_error, count - 1)
+    return replace(found, error=np.where(is_finite, found.error, 0.0))
 
 
-def _estimate(mean: Number, variance: Number, seeds: int, prior: Prior) -> Difference:
+def _estimate(mean: Floats, variance: Floats, seeds: int, prior: Prior) -> Difference:
     """Return the difference with this mean, and with this variance between so many seeds."""
+    own_freedom = seeds - 1
     freedom = prior.freedom + seeds - 1
-    shrunk = (prior.freedom * prior.deviation**2 + (seeds - 1) * variance) / freedom
-    return Difference(mean, np.sqrt(shrunk / seeds), freedom, np.sqrt(variance / seeds), seeds - 1)
+    squares = prior.freedom * prior.deviation**2 + own_freedom * variance
+    error = np.sqrt(squares / freedom / seeds)
+    return Difference(mean, error, freedom, np.sqrt(variance / seeds), own_freedom)
 
 
-def share_of_try(number: Number) -> Number:
+def share_of_try(number: Floats) -> Floats:
     """Return the chance of a wrong "better" that the try of this number, from 1, may spend."""
     return ALPHA * number**-DECAY / zeta(DECAY)
 
@@ -126,7 +126,8 @@ def share_of_look(seeds: int) -> float:
     if place < len(FIRST_SHARES):
         return FIRST_SHARES[place]
     left = 1 - sum(FIRST_SHARES)
-    return left * 0.5 ** (place - len(FIRST_SHARES) + 1)
+    later = place - len(FIRST_SHARES)
+    return left * 0.5 ** (later + 1)
 
 
 def last_look(seeds: int) -> int:
@@ -141,16 +142,16 @@ def next_look(seeds: int) -> int | None:
 
 @dataclass(frozen=True)
 class Look:
-    """What is known after some seeds of a try. number: of the try against its baseline, from 1."""
+    """The differences after some seeds of a try, and the answer that they give."""
 
     seeds: int
-    number: Number
+    number: Floats  # of the try against its baseline, from 1
     at_training: Difference
     at_longest: Difference
     margin: float
 
     @property
-    def alpha(self) -> Number:
+    def alpha(self) -> Floats:
         """The chance of a wrong "better" at one of the two lengths, in this look."""
         return share_of_try(self.number) * share_of_look(self.seeds) / 2
 
@@ -165,45 +166,49 @@ class Look:
         if not self.is_scheduled:
             return False
         low, low_at_longest = self._lows
-        return self.is_better | self.is_not_better | (self.is_mixed & ((low > 0) | (low_at_longest > 0)))
+        is_surely_mixed = self.is_mixed & ((low > 0) | (low_at_longest > 0))
+        return self.is_better | self.is_not_better | is_surely_mixed
 
     @property
     def better_at(self) -> tuple[Any, Any]:
         """Whether the change is surely better, by any amount, at the training length, and at the longest."""
-        return self.bounds[0][1] < 0, self.bounds[1][1] < 0
+        (_, high), (_, high_at_longest) = self.bounds
+        return high < 0, high_at_longest < 0
 
     @property
-    def bounds(self) -> tuple[tuple[Number, Number], tuple[Number, Number]]:
+    def bounds(self) -> tuple[tuple[Floats, Floats], tuple[Floats, Floats]]:
         """The bounds below and above the true difference, at the training length, and at the longest."""
         if not self.is_scheduled:
-            return (-math.inf, math.inf), (-math.inf, math.inf)
+            return UNKNOWN, UNKNOWN
         return self.at_training.bound(self.alpha), self.at_longest.bound(self.alpha)
 
     @property
     def is_better(self) -> Any:
         """Whether the change is surely better at one length, and at the other worse by the margin at most."""
-        is_below = self.better_at
-        return (is_below[0] | is_below[1]) & np.logical_not(self.is_mixed)
+        is_better, is_better_at_longest = self.better_at
+        return (is_better | is_better_at_longest) & np.logical_not(self.is_mixed)
 
     @property
     def is_mixed(self) -> Any:
         """Whether the change is surely better at one length, and its mean worse at the other by more."""
-        is_below = self.better_at
-        is_above = self.at_training.mean > self.margin, self.at_longest.mean > self.margin
-        return (is_below[0] & is_above[1]) | (is_below[1] & is_above[0])
+        is_better, is_better_at_longest = self.better_at
+        is_worse = self.at_training.mean > self.margin
+        is_worse_at_longest = self.at_longest.mean > self.margin
+        return (is_better & is_worse_at_longest) | (is_better_at_longest & is_worse)
 
     @property
     def is_not_better(self) -> Any:
-        """Whether the change is nowhere surely better, and surely worse, or surely not better by the margin.
+        """Whether the change is surely better at no length, and surely worse or surely no gain.
 
-        That is surely worse by more than the margin at one of the lengths, or surely no better than by the
-        margin at both.
+        It is surely worse if it is worse by more than the margin at one of the lengths, and surely no gain if
+        it is better by less than the margin at both.
         """
-        is_below = self.better_at
+        is_better, is_better_at_longest = self.better_at
         low, low_at_longest = self._lows
         is_worse = (low > self.margin) | (low_at_longest > self.margin)
         is_no_gain = (low > -self.margin) & (low_at_longest > -self.margin)
-        return np.logical_not(is_below[0] | is_below[1]) & (is_worse | is_no_gain)
+        is_no_better = np.logical_not(is_better | is_better_at_longest)
+        return is_no_better & (is_worse | is_no_gain)
 
     @property
     def answer(self) -> Answer:
@@ -216,32 +221,32 @@ class Look:
         return "not better" if self.is_not_better else "unclear"
 
     @property
-    def _lows(self) -> tuple[Number, Number]:
+    def _lows(self) -> tuple[Floats, Floats]:
+        """The lower bounds at both lengths, by which a change is worse; all tries have the same."""
         alpha = ALPHA * share_of_look(self.seeds)
-        return self.at_training.bound(alpha)[0], self.at_longest.bound(alpha)[0]
+        low, _ = self.at_training.bound(alpha)
+        low_at_longest, _ = self.at_longest.bound(alpha)
+        return low, low_at_longest
 
 
 def look(
     at_training: Sequence[float] | np.ndarray,
     at_longest: Sequence[float] | np.ndarray,
-    number: Number,
+    number: Floats,
     margin: float,
 ) -> Look:
     """Return the look at the differences at two lengths, both [..., seeds]."""
-    return Look(
-        np.shape(at_training)[-1],
-        number,
-        difference(at_training, PRIOR_AT_TRAINING),
-        difference(at_longest, PRIOR_AT_LONGEST),
-        margin,
-    )
+    *_, seeds = np.shape(at_training)
+    trained = difference(at_training, PRIOR_AT_TRAINING)
+    longest = difference(at_longest, PRIOR_AT_LONGEST)
+    return Look(seeds, number, trained, longest, margin)
 
 
 def seeds_to_settle(last: Look) -> int | None:
-    """Return the look by which the answer will probably be clear; None where that is none of them.
+    """Return the seeds of the look by which the answer will probably be clear; None if no look is enough.
 
-    Simulates how the try may go on: true differences and spreads that these seeds allow, and further seeds
-    from them. By the look that is returned, two of three such tries are settled.
+    Simulates further seeds of the try, from true differences and spreads that its seeds allow. By the
+    returned look, two of three such tries are settled.
     """
     random = np.random.default_rng(0)
     at_training = _Future.after(last.at_training, PRIOR_AT_TRAINING, random)
@@ -273,16 +278,18 @@ class _Future:
     def after(cls, now: Difference, prior: Prior, random: np.random.Generator) -> "_Future":
         seeds = now.own_freedom + 1
         own = np.full(FUTURES, now.own_error**2 * seeds)
-        # Where the seeds spread more than the prior says, they are believed.
+        # If the seeds spread more than the prior says, their own spread counts.
         spread = max(now.error, now.own_error) ** 2 * seeds
         variance = spread * now.freedom / random.chisquare(now.freedom, FUTURES)
         # Small differences are more likely than large ones.
         weight = USUAL**2 / (USUAL**2 + variance / seeds)
-        mean = weight * now.mean + np.sqrt(weight * variance / seeds) * random.standard_normal(FUTURES)
-        return cls(mean, variance, seeds, np.full(FUTURES, now.mean * seeds), own, prior, random)
+        noise = np.sqrt(weight * variance / seeds) * random.standard_normal(FUTURES)
+        mean = weight * now.mean + noise
+        total = np.full(FUTURES, now.mean * seeds)
+        return cls(mean, variance, seeds, total, own, prior, random)
 
     def at(self, seeds: int) -> Difference:
-        """Draw more seeds, until there are so many, and return what is known then."""
+        """Draw more seeds, until there are so many, and return the difference of all seeds."""
         more = seeds - self.seeds
         noise = np.sqrt(more * self.true_variance) * self.random.standard_normal(FUTURES)
         self.total = self.total + more * self.true_mean + noise

@@ -1,4 +1,4 @@
-"""`try`: train a change beside its baseline, seed by seed, until it is sure which is better."""
+"""`try`: train a change and its baseline, seed by seed, until the answer is sure."""
 
 import json
 import math
@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from pathlib import Path
 from statistics import median
-from typing import Literal
+from typing import Any, Literal
 
 from pe_bench.commands.evaluate import Run
 from pe_bench.commands.train import prepare, train
@@ -52,38 +52,33 @@ Ending = Literal["not finished", "stopped", "failed"]
 
 @dataclass(frozen=True)
 class Try:
-    """A change that was tried against a baseline.
-
-    number: its place among what was tried against that baseline, from 1. change_run, baseline_run: the names
-    of their runs with the first seed, which say all that changes their weights. evaluation: a hash of the
-    targets that are scored, and how; empty in files of earlier versions. at_training, at_longest: mean
-    differences in bits per byte, or nats per token where the tokenizer loses text; None before there is one.
-    checked_by: the version of pe-bench that checked the change's code; empty where none did.
-    """
+    """A change that was tried against a baseline."""
 
     kind: Kind
-    number: int
+    number: int  # its place among the tries against this baseline, from 1
     change: str
     baseline: str
-    change_run: str
+    change_run: str  # the name of the change's run with the first seed: it has a hash of what decides weights
     baseline_run: str
     train_length: int
     lengths: list[int]
     date: str
     seeds: int = 0
     answer: Answer | Ending = "not finished"
+    # The mean difference at the training length, in bits per byte, or in nats per token if the tokenizer
+    # loses text; None before the first look.
     at_training: float | None = None
-    at_longest: float | None = None
-    evaluation: str = ""
-    checked_by: str = ""
+    at_longest: float | None = None  # the mean difference at the longest length
+    evaluation: str = ""  # a hash of the scored targets; empty in files of earlier versions
+    checked_by: str = ""  # the version of pe-bench that checked the change's code; empty for unchecked code
 
     @property
     def question(self) -> tuple[str, str]:
-        """Return the key that tries are counted by; another evaluation gives another chance of an error."""
+        """Return the key by which tries are counted."""
         return self.kind, self.baseline_run
 
     def is_same(self, other: "Try") -> bool:
-        """Return whether this is the same change, judged by the same targets."""
+        """Return whether another try has the same change and the same targets."""
         is_same_change = (self.question, self.change_run) == (other.question, other.change_run)
         is_known = bool(self.evaluation and other.evaluation)
         is_same_evaluation = self.evaluation == other.evaluation or not is_known
@@ -92,33 +87,29 @@ class Try:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a try found. `print` shows it, and `answer` is better, not better, mixed, unclear or no verdict.
-
-    unlearned: the labels of what has learned nothing, which is not judged. works_to: the break points of
-    the change and of the baseline. time_ratio: the time of a training step
-    over the baseline's. parameters: how many more there are. seconds: that a seed of both takes. earlier:
-    what a confirmation confirms, if it was tried before.
-    """
+    """The outcome of a try, which `print` shows."""
 
     tried: Try
     look: Look
-    works_to: tuple[BreakPoint, BreakPoint]
-    time_ratio: float
-    parameters: int
-    seconds: float
-    earlier: Try | None
-    unlearned: tuple[str, ...] = ()
+    works_to: tuple[BreakPoint, BreakPoint]  # of the change and of the baseline
+    time_ratio: float  # the time of a training step over the baseline's
+    parameters: int  # of the change minus the baseline's
+    seconds: float  # that a seed of both takes
+    earlier: Try | None  # the try that a confirmation confirms, if there was one
+    unlearned: tuple[str, ...] = ()  # the labels of encodings that have learned nothing and are not judged
     unit: str = BITS.name  # of the differences
 
     @property
     def answer(self) -> Answer:
+        """Return better, not better, mixed or unclear, or no verdict if a side has learned nothing."""
         return "no verdict" if self.unlearned else self.look.answer
 
     def __str__(self) -> str:
-        tried, seen = self.tried, self.look
-        seeds = f"{seen.seeds} {'seed' if seen.seeds == 1 else 'seeds'}"
+        tried = self.tried
+        seen = self.look
+        noun = "seed" if seen.seeds == 1 else "seeds"
         head = f"{tried.change} against {tried.baseline}: {self.answer}"
-        place = f"after {seeds} ({tried.kind} {tried.number} against it)"
+        place = f"after {seen.seeds} {noun} ({tried.kind} {tried.number} against it)"
         if self.unlearned:
             has = "has" if len(self.unlearned) == 1 else "have"
             names = " and ".join(self.unlearned)
@@ -130,18 +121,17 @@ class Outcome:
         trained = _spell_difference(seen.at_training.mean, at_training, self.unit)
         longest = _spell_difference(seen.at_longest.mean, at_longest, self.unit)
         cost = f"{self.time_ratio:.2f} times as long, with {self.parameters:,} parameters more"
-        lines = [
-            f"{head}, {place}",
-            f"  at {tried.train_length:,}, trained: {trained}",
-            f"  at {max(tried.lengths):,}, longest: {longest}",
-            f"  {change_works} ({tried.baseline} {baseline_works})",
-            f"  a step takes {cost}",
-        ]
+        lines = [f"{head}, {place}"]
+        lines.append(f"  at {tried.train_length:,}, trained: {trained}")
+        lines.append(f"  at {max(tried.lengths):,}, longest: {longest}")
+        lines.append(f"  {change_works} ({tried.baseline} {baseline_works})")
+        lines.append(f"  a step takes {cost}")
         if not seen.is_sure:
             lines.append(f"  {self._what_settles_it()}")
-        if self.earlier is not None and self.earlier.at_training is not None:
-            means = f"{self.earlier.at_training:+.4f} and {self.earlier.at_longest:+.4f}"
-            lines.append(f"  when it was tried: {means}, {self.earlier.answer}")
+        earlier = self.earlier
+        if earlier is not None and earlier.at_training is not None:
+            means = f"{earlier.at_training:+.4f} and {earlier.at_longest:+.4f}"
+            lines.append(f"  when it was tried: {means}, {earlier.answer}")
         return "\n".join(lines)
 
     def _where_it_is_mixed(self) -> str:
@@ -163,8 +153,9 @@ class Outcome:
         return f"at these differences, {seeds} seeds are too few; {settled}"
 
     def _minutes(self, seeds: int) -> int:
-        """Return the minutes that the seeds from now on up to this number take."""
-        return max(1, math.ceil((seeds - self.look.seeds) * self.seconds / 60))
+        """Return the minutes that further seeds take, until there are so many."""
+        seconds = (seeds - self.look.seeds) * self.seconds
+        return max(1, math.ceil(seconds / 60))
 
 
 def read_tries(results_dir: Path) -> list[Try]:
@@ -180,9 +171,9 @@ def read_tries(results_dir: Path) -> list[Try]:
 
 
 def _keep(results_dir: Path, tried: Try) -> Try:
-    """Add a try to the file with its number, or replace what the file says of it; return it.
+    """Add a try to the file with its number, or replace its entry; return the try.
 
-    It counts from its first look, whatever comes of it.
+    A try counts from its first look, whatever its outcome.
     """
     results_dir.mkdir(parents=True, exist_ok=True)
     with Lock(results_dir / f"{FILE}.lock"):  # else one of two commands loses what the other counted
@@ -206,7 +197,7 @@ def _keep(results_dir: Path, tried: Try) -> Try:
 
 @contextmanager
 def _ending_kept(results_dir: Path, tried: Try) -> Iterator[None]:
-    """Keep in the file that a try was stopped or failed, unless it has a sure answer from before."""
+    """Keep in the file that a try was stopped or failed, unless it has an earlier sure answer."""
     try:
         yield
     except INTERRUPTIONS:
@@ -234,7 +225,7 @@ def try_change(
     results_dir: str | Path,
     check: Callable[[], None] | None = None,
 ) -> Outcome:
-    """Do what `pe_bench.try_change` says.
+    """Try a change as `pe_bench.try_change` documents.
 
     check: called before anything is written, unless this version of pe-bench checked the same code for an
     earlier try in this folder.
@@ -244,20 +235,17 @@ def try_change(
     kind: Kind = "confirm" if confirm else "try"
     results = Path(results_dir)
     search = [] if config_dir is None else [Path(config_dir)]
-    numbers = parse_lengths(",".join(map(str, listed(lengths) or LENGTHS)))
+    words = map(str, listed(lengths) or LENGTHS)
+    numbers = parse_lengths(",".join(words))
+    values: dict[str, Any] = {"train.tokens": TOKENS, "eval.controls": "none", "eval.half": HALF[kind]}
+    values |= {"eval.lengths": numbers, "results_dir": str(results / FOLDER)}
     _refuse_chosen(overrides)
-    values = {
-        "train.tokens": TOKENS,
-        "eval.controls": "none",
-        "eval.half": HALF[kind],
-        "eval.lengths": numbers,
-        "results_dir": str(results / FOLDER),
-    }
     changed = planned_job(overrides, search, choice=overrides_in(change), values=values)
     baseline = planned_job(overrides, search, choice=overrides_in(against), values=values)
     tried = _prepared(kind, changed.config, baseline.config)
     # The name of a run has a hash of its encoding's code.
-    checked_by = {kept.checked_by for kept in read_tries(results) if kept.change_run == tried.change_run}
+    same_code = [kept for kept in read_tries(results) if kept.change_run == tried.change_run]
+    checked_by = {kept.checked_by for kept in same_code}
     if check is not None and own_version() not in checked_by:
         check()
         tried = replace(tried, checked_by=own_version())
@@ -276,11 +264,11 @@ def _runs_of_a_seed(left: int) -> str:
 def _train_until_sure(
     tried: Try, change: Planned, baseline: Planned, results: Path, end: float, cost: Cost
 ) -> Outcome:
-    """Train seeds until the answer is sure or the time is up, and return what was found.
+    """Train seeds until the answer is sure or the time is up, and return the outcome.
 
     change, baseline: jobs without their seeds. end: of the time, by `time.monotonic`. cost: of a seed.
     """
-    earlier = tried.seeds  # which are looked at again whatever the time: an answer is that of all there are
+    earlier = tried.seeds  # that an earlier command judged: all of them are judged again, whatever the time
     pairs: list[tuple[Run, Run]] = []
     seconds: list[float] = []
     while True:
@@ -291,11 +279,12 @@ def _train_until_sure(
         change_run, change_seconds = _run(change.with_seed(seed))
         pairs.append((change_run, baseline_run))
         seconds.append(baseline_seconds + change_seconds)
-        # Seeds after the last look are judged at the next one.
-        judged = pairs[: sequential.last_look(len(pairs)) or len(pairs)]
+        # Seeds after the last look are judged at the next look.
+        seeds = len(pairs)
+        judged = pairs[: sequential.last_look(seeds) or seeds]
         seen = _look(tried, judged)
-        is_over = not _has_time(len(pairs), max(seconds[-2:]), end)
-        has_all = len(pairs) >= earlier
+        is_over = not _has_time(seeds, max(seconds[-2:]), end)
+        has_all = seeds >= earlier
         change_line = _line_of([run for run, _ in judged], results / FOLDER)
         baseline_line = _line_of([run for _, run in judged], results / FOLDER)
         lines = [change_line, baseline_line]
@@ -310,15 +299,20 @@ def _train_until_sure(
 
 
 def _has_time(seeds: int, seconds: float, end: float) -> bool:
-    """Return whether all seeds up to the next look would end in time, as each takes so many seconds."""
+    """Return whether all seeds up to the next look would end in time. seconds: that each seed takes."""
     following = sequential.next_look(seeds)
-    return following is not None and time.monotonic() + (following - seeds) * seconds <= end
+    if following is None:
+        return False
+    needed = (following - seeds) * seconds
+    return time.monotonic() + needed <= end
 
 
 def _look(tried: Try, pairs: Sequence[tuple[Run, Run]]) -> Look:
+    longest = tried.lengths[-1]
     at_training = [_difference(*pair, tried.train_length) for pair in pairs]
-    at_longest = [_difference(*pair, tried.lengths[-1]) for pair in pairs]
-    return look(at_training, at_longest, tried.number, pairs[0][0].margin)
+    at_longest = [_difference(*pair, longest) for pair in pairs]
+    change, _ = pairs[0]
+    return look(at_training, at_longest, tried.number, change.margin)
 
 
 def _outcome(
@@ -332,17 +326,20 @@ def _outcome(
 ) -> Outcome:
     """Return the outcome of a try. pairs: runs of the change and the baseline by seed. lines: of both."""
     works_to = lines[0].break_point, lines[1].break_point
-    first_rows = [(run.scored[0], other.scored[0]) for run, other in pairs]
-    time_ratio = median(other.tokens_per_second / row.tokens_per_second for row, other in first_rows)
-    row, baseline_row = first_rows[0]
-    parameters = row.parameters - baseline_row.parameters
+    ratios = []
+    for run, other in pairs:
+        ratios.append(other.scored[0].tokens_per_second / run.scored[0].tokens_per_second)
+    time_ratio = median(ratios)
+    change, baseline = pairs[0]
+    row = change.scored[0]
+    parameters = row.parameters - baseline.scored[0].parameters
     earlier = _confirmed(tried, results) if tried.kind == "confirm" else None
     unit = NATS.name if row.loses_text else BITS.name
     return Outcome(tried, seen, works_to, time_ratio, parameters, seconds, earlier, unlearned, unit)
 
 
 def _confirmed(tried: Try, results: Path) -> Try | None:
-    """Return the try that a confirmation confirms; None where the change was not tried before."""
+    """Return the try that a confirmation confirms; None if the change was not tried before."""
     for earlier in read_tries(results):
         is_same_change = (earlier.change, earlier.baseline) == (tried.change, tried.baseline)
         if earlier.kind == "try" and is_same_change and earlier.lengths == tried.lengths:
@@ -351,7 +348,7 @@ def _confirmed(tried: Try, results: Path) -> Try | None:
 
 
 def _refuse_chosen(overrides: Sequence[str]) -> None:
-    """Raise `UserError` for an override of what a try chooses itself."""
+    """Raise `UserError` for an override of a key that a try chooses itself."""
     typed = by_key(overrides)
     for key in ("seed", "eval.half"):
         message = f"{typed.get(key)}: a try chooses the seeds and the documents itself: leave it out"
@@ -369,16 +366,16 @@ def _prepared(kind: Kind, change_config: Config, baseline_config: Config) -> Try
     lengths = change.config.eval.resolved_lengths(train_length)
     message = f"--lengths {lengths[-1]} is not above train.length={train_length}: add a longer one"
     require(lengths[-1] > train_length, message)
-    runs = change.folder.name, baseline.folder.name
-    require(runs[0] != runs[1], f"{change.label} is compared with itself: name another --against")
-    evaluation = _evaluation(change.config)
-    return Try(
-        kind, 0, change.label, baseline.label, *runs, train_length, lengths, today(), evaluation=evaluation
-    )
+    run = change.folder.name
+    baseline_run = baseline.folder.name
+    require(run != baseline_run, f"{change.label} is compared with itself: name another --against")
+    sides = (change.label, baseline.label, run, baseline_run)
+    tried = Try(kind, 0, *sides, train_length, lengths, today())
+    return replace(tried, evaluation=_evaluation(change.config))
 
 
 def _refuse_task(configs: Sequence[Config]) -> None:
-    """Raise `UserError` for a task: what is known of the spread between seeds is in bits per byte."""
+    """Raise `UserError` for a task: the known spread between seeds is in bits per byte."""
     for config in configs:
         if config.task is None:
             continue
@@ -389,10 +386,12 @@ def _refuse_task(configs: Sequence[Config]) -> None:
 
 
 def _evaluation(config: Config) -> str:
-    """Return a hash of which targets are judged, and how: with another one, a try is another try."""
+    """Return a hash of the judged targets and their protocol: with another hash, a try is another try."""
     evaluation = config.eval
     train_length = config.train.length
-    judged = {key: value for key, value in asdict(evaluation).items() if key not in NOT_JUDGED}
+    judged = asdict(evaluation)
+    for key in NOT_JUDGED:
+        del judged[key]
     judged["lengths"] = evaluation.resolved_lengths(train_length)
     judged["max_length"] = evaluation.resolved_max_length(train_length)
     judged["target_tokens"] = evaluation.resolved_target_tokens(train_length)
@@ -400,39 +399,42 @@ def _evaluation(config: Config) -> str:
 
 
 def _run(job: Planned) -> tuple[Run, float]:
-    """Return a trained and scored run, and the seconds that it takes, which it may have taken long ago."""
+    """Return a trained and scored run, and the seconds that it takes or, if it was reused, once took."""
     began = time.monotonic()
     with called_with(job.words):
         run = Run(*train(job.config, waits=say), job.config.report.margin)
     if run.failure:
         raise RunError(run.failure)
     row = run.scored[0]
-    return run, max(time.monotonic() - began, row.train_tokens / row.tokens_per_second)
+    training = row.train_tokens / row.tokens_per_second
+    return run, max(time.monotonic() - began, training)
 
 
 def _difference(change: Run, baseline: Run, length: int) -> float:
     """Return the difference of two runs' levels on the same targets; negative is better."""
-    one, other = _row_at(change, length), _row_at(baseline, length)
+    row = _row_at(change, length)
+    other = _row_at(baseline, length)
     if not has_number(other):
-        message = (
-            f"the baseline {baseline.name} has no number at {length} tokens ({other.reason or other.status})"
-        )
+        reason = other.reason or other.status
+        message = f"the baseline {baseline.name} has no number at {length} tokens ({reason})"
         raise RunError(f"{message}: name another with --against, or shorter --lengths")
-    return level_of(one) - level_of(other) if has_number(one) else math.inf
+    return level_of(row) - level_of(other) if has_number(row) else math.inf
 
 
 def _row_at(run: Run, length: int) -> Row:
-    """Return the score of all targets at a length, which is no control's and not by position."""
-    rows = [row for row in run.scored if row.length == length and row.protocol not in APART]
-    return next(row for row in rows if row.slice == ALL and row.control == "none")
+    """Return the row of all targets at a length, without controls, positions and probes."""
+    rows = [row for row in run.scored if row.length == length]
+    plain = [row for row in rows if row.protocol not in APART and row.control == "none"]
+    return next(row for row in plain if row.slice == ALL)
 
 
 def _line_of(runs: Sequence[Run], results_dir: Path) -> Line:
     """Return the line that a report has of an encoding, over all its seeds."""
     scored = chain.from_iterable(run.scored for run in runs)
     rows = [row for row in scored if row.protocol not in APART]
+    encoding = rows[0].encoding
     [table] = tables_of_rows(rows, results_dir, runs[0].margin)
-    [line] = (line for line in table.lines if line.label == rows[0].encoding)
+    [line] = (line for line in table.lines if line.label == encoding)
     return line
 
 
@@ -441,6 +443,7 @@ def _spell_difference(mean: float, bounds: tuple[float, float], unit: str) -> st
     if not math.isfinite(mean):
         return "no number"
     low, high = bounds
+    number = f"{mean:+.4f} {unit}"
     if not math.isfinite(low):
-        return f"{mean:+.4f} {unit}; an interval needs {FIRST_LOOK} seeds"
-    return f"{mean:+.4f} {unit}, from {low:+.4f} to {high:+.4f}"
+        return f"{number}; an interval needs {FIRST_LOOK} seeds"
+    return f"{number}, from {low:+.4f} to {high:+.4f}"

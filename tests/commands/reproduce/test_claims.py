@@ -22,7 +22,7 @@ from pe_bench.commands.reproduce.outcomes import (
 )
 from pe_bench.commands.reproduce.papers import KINDS, Claim
 from pe_bench.commands.reproduce.study import Step, Study, Sweep
-from pe_bench.report.records import Paired
+from pe_bench.report.records import Number
 from pe_bench.report.statistics import Interval
 from pe_bench.runs.rows import read_rows
 
@@ -199,7 +199,7 @@ def add_answers(results: Path, shares: dict[str, dict[int, float]]) -> Measureme
 # What `reproduce` says of them, and of our levels beside the study's table
 
 STUDY = Study("A toy", "why?", "nobody", 1, (Sweep(["rope"]),), [1.0], (), name="toy", path=Path("toy.yaml"))
-CHANGE = Paired(0.12, Interval(0.12, 0.05, 0.2, seeds=3, documents=70), "")
+CHANGE = Number(0.12, Interval(0.12, 0.05, 0.2, seeds=3, documents=70), "")
 
 
 def claimed(outcome: Outcome, kind: str = "holds", of: str = "rope", **more: str) -> Judged:

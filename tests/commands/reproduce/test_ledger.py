@@ -21,7 +21,7 @@ from pe_bench.commands.reproduce.papers import (
 from pe_bench.commands.reproduce.study import read_study, study_names
 from pe_bench.commands.reproduce.tables import TableScores
 from pe_bench.errors import UserError
-from pe_bench.report.records import Paired
+from pe_bench.report.records import Number
 from pe_bench.report.statistics import Interval
 
 CLAIM = LedgerClaim("falls", of="alibi", at=2, source="table 1")
@@ -41,7 +41,7 @@ def level(encoding: str, length: int, mean: float, seed_sd: float = 0.001, **mor
 def answer(outcome: str, tokens: int, study: str = "one") -> Answer:
     judged = None
     if outcome != "not run":
-        judged = Judged(CLAIM, 256, outcome, Paired(), 256)  # type: ignore[arg-type]
+        judged = Judged(CLAIM, 256, outcome, Number(), 256)  # type: ignore[arg-type]
     return Answer(study, "", "tiny", tokens, 128, judged)
 
 
@@ -60,7 +60,7 @@ def test_a_claim_that_holds_after_one_budget_and_not_after_another_changes_with_
 
 def test_of_studies_of_one_setting_the_one_with_most_seeds_counts_even_if_it_does_not_decide() -> None:
     def seen_by(outcome: str, seeds: int) -> Answer:
-        measured = Paired(0.0, Interval(0.0, -1.0, 1.0, seeds, 10))
+        measured = Number(0.0, Interval(0.0, -1.0, 1.0, seeds, 10))
         return Answer("one", "", "tiny", 1, 128, Judged(CLAIM, 256, outcome, measured, 256))  # type: ignore[arg-type]
 
     best = max([seen_by("contradicted", 1), seen_by("unclear", 5)], key=lambda answer: answer.rank)
@@ -70,8 +70,8 @@ def test_of_studies_of_one_setting_the_one_with_most_seeds_counts_even_if_it_doe
 
 
 def test_what_a_stored_sweep_did_not_score_was_not_run() -> None:
-    unscored = Judged(CLAIM, 256, "unclear", Paired(missing=NOT_SCORED), 256)
-    for judged, said in ((unscored, "not run"), (replace(unscored, measured=Paired()), "unclear")):
+    unscored = Judged(CLAIM, 256, "unclear", Number(missing=NOT_SCORED), 256)
+    for judged, said in ((unscored, "not run"), (replace(unscored, measured=Number()), "unclear")):
         assert Answer("one", "", "tiny", 1, 128, judged).outcome == said
 
 
