@@ -432,7 +432,7 @@ def layout_of(leaf: LayerEncoding) -> Layout:
 
 
 def is_in_band(frequencies: Tensor, low: float, high: float) -> Tensor:
-    """Return which pairs have wavelengths above `low` and up to `high`, in tokens: bool [pairs]."""
+    """Return the mask of pairs with wavelengths above `low` and up to `high`, in tokens: bool [pairs]."""
     wavelengths = 2 * math.pi / frequencies
     return (wavelengths > low) & (wavelengths <= high) & (frequencies > 0)
 
@@ -449,7 +449,7 @@ def _frozen(leaf: LayerEncoding, rotation: Scaled, is_frozen: Tensor) -> LayerEn
 
 
 class CutInput(PositionalEncoding):
-    """Adds positions to the input: those of training for the last tokens, and 0 for all earlier tokens."""
+    """Adds trained positions to the input for the last tokens, and position 0 for all earlier tokens."""
 
     def __init__(self, part: PositionalEncoding, train_length: int) -> None:
         super().__init__()

@@ -175,8 +175,8 @@ def _most_precise(effects: Sequence[Effect]) -> Effect:
     best = max(effects, key=_share)
     assert best.share is not None
     least = best.share.low
-    of_heads = [effect for effect in effects if effect.place.head is not None]
-    as_good = [effect for effect in of_heads if _share(effect) >= least]
+    head_effects = [effect for effect in effects if effect.place.head is not None]
+    as_good = [effect for effect in head_effects if _share(effect) >= least]
     return max(as_good or [best], key=_share)
 
 
@@ -187,9 +187,9 @@ def _other_kinds(whole: Sequence[Effect], named: str) -> str:
     """
     parts: list[str] = []
     for kind in KINDS:
-        of_kind = [effect for effect in whole if effect.change in kind]
-        if named not in kind and of_kind:
-            best = max(of_kind, key=_share)
+        same_kind = [effect for effect in whole if effect.change in kind]
+        if named not in kind and same_kind:
+            best = max(same_kind, key=_share)
             share = percent(_share(best))
             parts.append(f"{best.words} restores {share} %")
     return f"; in all layers, {' and '.join(parts)}" if parts else ""

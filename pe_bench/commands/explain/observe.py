@@ -38,7 +38,7 @@ class QueryBlock(NamedTuple):
 
     @property
     def weights(self) -> Tensor:
-        """Return the weights [B, H, Q, N], which sum to less than 1 where there is a null logit."""
+        """Return the weights [B, H, Q, N], which sum to less than 1 in a layer with a null logit."""
         return attention_weights(self.layer, self.logits, self.visible, self.queries)
 
 
