@@ -1,7 +1,7 @@
-"""What notebooks call and the commands do: `train`, `evaluate`, `explain`, `extend`, `probe` and others.
+"""The Python interface for notebooks, which the commands call too: `train`, `evaluate`, `extend` and others.
 
-A command's options are the arguments of these functions, and their docstrings say what each means: a line
-`argument METAVAR: meaning` is in `--help` too. Imports wait until a call has work to do, for help has none.
+The options of a command are the arguments of its function. Docstrings explain arguments: a line
+`argument METAVAR: meaning` is in `--help` too. A function imports its work in its body, so help stays fast.
 """
 
 from collections.abc import Sequence
@@ -117,7 +117,7 @@ def evaluate(
     Raises `UserError` (a `ValueError`) before anything is scored if there is no such run or an option cannot
     work, and `RunError` if scoring fails.
     """
-    arguments = {name: value for name, value in locals().items() if name != "run"}
+    arguments = _without(locals(), "run")
     from pe_bench.commands.evaluate import Evaluation
 
     return _score(run, Evaluation.read(**arguments))
@@ -158,7 +158,7 @@ def probe(
     Raises `UserError` (a `ValueError`) before anything is scored if there is no such run or an option cannot
     work, and `RunError` if scoring fails.
     """
-    arguments = {name: value for name, value in locals().items() if name != "run"}
+    arguments = _without(locals(), "run")
     from pe_bench.commands.evaluate import Probing
 
     return _score(run, Probing.read(**arguments))
@@ -211,7 +211,7 @@ def explain(
     Raises `UserError` (a `ValueError`) before anything is scored if there is no such run or an option cannot
     work, and `RunError` if scoring fails.
     """
-    arguments = {name: value for name, value in locals().items() if name not in ("runs", "by")}
+    arguments = _without(locals(), "runs", "by")
     from pe_bench.commands.evaluate import Evaluation
     from pe_bench.commands.explain.explain import explain_runs
     from pe_bench.system.signals import interruptible
@@ -289,12 +289,14 @@ def extend(
     chosen = [] if lengths is None else list_of_numbers(lengths)
     chosen = check_type(chosen, list[AtLeast1], "lengths")
     target_count = check_type(plain_value(targets), AtLeast1 | None, "targets")
+    names = [str(run) for run in listed(runs)]
+    folder = None if text is None else Path(text)
     return extend_runs(
-        [str(run) for run in listed(runs)],
+        names,
         str(to),
         listed(with_),
         tokens=count,
-        text=None if text is None else Path(text),
+        text=folder,
         train_layers=train_layers,
         long=is_long,
         lengths=chosen,
@@ -347,7 +349,8 @@ def results(
     check_texts("runs", *listed(runs))
     check_texts("where", *listed(where))
     for name in ("by", "best", "baseline", "protocol", "slice", "tag"):
-        check_texts(name, *([] if options[name] is None else [options[name]]))
+        if options[name] is not None:
+            check_texts(name, options[name])
     check_type(margin, float | None, "margin")
     from pe_bench.report.columns import to_frame
 
@@ -381,7 +384,7 @@ def try_change(
 
     Raises `UserError` before anything is written if something cannot work, and `RunError` if a run fails.
     """
-    options = {name: value for name, value in locals().items() if name not in ("change", "overrides")}
+    options = _without(locals(), "change", "overrides")
     from pe_bench.commands.try_change.trying import try_change
     from pe_bench.errors import require
     from pe_bench.system.signals import interruptible
@@ -419,6 +422,14 @@ def import_runs(
     require(bool(names), "no folder is given: name a run, a folder of runs or a folder of results")
     check_texts("folders", *names)
     return import_runs(names, _folder(results_dir))
+
+
+def _without(arguments: dict[str, Any], *names: str) -> dict[str, Any]:
+    """Return the arguments of a call but those with these names."""
+    kept = dict(arguments)
+    for name in names:
+        del kept[name]
+    return kept
 
 
 def _folder(results_dir: Any) -> Path:

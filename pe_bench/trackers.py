@@ -1,6 +1,6 @@
-"""Trackers, which record the losses and scores of a run too: none by default.
+"""Trackers, which also record the losses and scores of a run; by default there is no tracker.
 
-The run's own files are the truth. Whatever a tracker does, a run goes on: when it fails, that is said once.
+A run's own files are complete without a tracker. A run continues when its tracker fails, with one warning.
 """
 
 import importlib
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class TensorBoard:
-    """Event files in the run's `tensorboard/`; results in a folder of their own, with scores by length.
+    """Event files in the run's `tensorboard/`, with the results and the scores by length in `scores/`.
 
     `tensorboard --logdir results/runs` shows all runs.
     """
@@ -34,14 +34,16 @@ class TensorBoard:
     def __init__(self, run: Path, config: Config, first: int):
         self.writer_class: Any = importlib.import_module("torch.utils.tensorboard").SummaryWriter
         self.folder = run / "tensorboard"
-        # Steps after the checkpoint are taken again: TensorBoard forgets those that it has.
-        self.writer = self.writer_class(str(self.folder), purge_step=first + 1 if first else None)
+        # Steps after the checkpoint are repeated, so TensorBoard forgets its records of them.
+        purge_step = first + 1 if first else None
+        self.writer = self.writer_class(str(self.folder), purge_step=purge_step)
         if not first:
-            lines = "\n".join(f"{name}: {value}" for name, value in to_plain(config).items())
-            self.writer.add_text("config", f"```\n{lines}\n```")
+            lines = [f"{name}: {value}" for name, value in to_plain(config).items()]
+            text = "\n".join(lines)
+            self.writer.add_text("config", f"```\n{text}\n```")
 
     def step(self, step: Step) -> None:
-        for name, value in _values_of(step).items():
+        for name, value in _step_values(step).items():
             self.writer.add_scalar(name, value, step.step)
 
     def results(self, rows: Sequence[Row], tables: Sequence["Table"], picture: Path) -> None:
@@ -49,29 +51,32 @@ class TensorBoard:
 
         from pe_bench.report.columns import to_markdown
 
-        folder = self.folder / "scores"  # written anew: lengths are no steps, which could be purged
+        folder = self.folder / "scores"  # written anew, because lengths are no steps that could be purged
         shutil.rmtree(folder, ignore_errors=True)
         with self.writer_class(str(folder)) as writer:
             for row in rows:
-                writer.add_scalar(_score_name(row), _level_of(row), row.length)
+                writer.add_scalar(_score_name(row), level_of(row), row.length)
             writer.add_text("results", to_markdown(tables))
-            writer.add_image("results", imread(picture)[:, :, :3], dataformats="HWC")
+            colours = imread(picture)[:, :, :3]
+            writer.add_image("results", colours, dataformats="HWC")
 
     def end(self) -> None:
         self.writer.close()
 
 
 class WeightsAndBiases:
-    """Offline in `results/wandb/` unless WANDB_MODE says otherwise; `wandb sync` sends it.
+    """A record in `results/wandb/`, offline unless WANDB_MODE is set; `wandb sync` sends it.
 
-    Not in the run's directory: it makes symbolic links to its logs, and a run holds none.
+    It is outside the run's folder, because wandb makes symbolic links, which a run may not contain.
     """
 
     def __init__(self, run: Path, config: Config, first: int):
         self.library: Any = importlib.import_module("wandb")
         mode = os.environ.get("WANDB_MODE", "offline")
+        project = os.environ.get("WANDB_PROJECT", "pe-bench")
+        settings = self.library.Settings(silent=True, disable_git=True, save_code=False)
         self.run = self.library.init(
-            project=os.environ.get("WANDB_PROJECT", "pe-bench"),
+            project=project,
             id=run.name,
             name=run.name,
             group=group_of_command(),
@@ -79,23 +84,25 @@ class WeightsAndBiases:
             config=to_plain(config),
             mode=mode,
             resume=None if mode == "offline" else "allow",
-            settings=self.library.Settings(silent=True, disable_git=True, save_code=False),
+            settings=settings,
         )
-        # The last record sent replaces others with its id, so each gets all steps.
+        # A record replaces an earlier record with its id on the server, so each record has all steps.
         for step in read_log(run / "train.csv", first) if mode == "offline" else []:
             self.step(step)
 
     def step(self, step: Step) -> None:
-        self.run.log(_values_of(step), step=step.step)
+        self.run.log(_step_values(step), step=step.step)
 
     def results(self, rows: Sequence[Row], tables: Sequence["Table"], picture: Path) -> None:
         from pe_bench.report.columns import to_frame
 
-        self.run.summary.update({f"{_score_name(row)}/{row.length}": _level_of(row) for row in rows})
+        levels = {f"{_score_name(row)}/{row.length}": level_of(row) for row in rows}
+        self.run.summary.update(levels)
         frame = to_frame(tables).astype(object)
         cells = frame.where(frame.notna(), None).to_numpy().tolist()
         table = self.library.Table(columns=[*frame.columns], data=cells, allow_mixed_types=True)
-        self.run.log({"results": table, "curves": self.library.Image(str(picture))})
+        curves = self.library.Image(str(picture))
+        self.run.log({"results": table, "curves": curves})
 
     def end(self) -> None:
         self.run.finish()
@@ -114,7 +121,8 @@ class MLflow:
         self.client = importlib.import_module("mlflow.tracking").MlflowClient(address)
         experiment = self.client.get_experiment_by_name("pe-bench")
         number = getattr(experiment, "experiment_id", None)
-        number = number or self.client.create_experiment("pe-bench", str(folder / "artifacts"))
+        if not number:
+            number = self.client.create_experiment("pe-bench", str(folder / "artifacts"))
         runs = self.client.search_runs([number], f"tags.mlflow.runName = '{run.name}'")
         if runs:
             self.id = runs[0].info.run_id
@@ -122,16 +130,18 @@ class MLflow:
         else:
             tags = {"group": group_of_command() or run.name}
             self.id = self.client.create_run(number, tags=tags, run_name=run.name).info.run_id
-            values = [self.entities.Param(name, str(value)) for name, value in to_plain(config).items()]
-            self.client.log_batch(self.id, params=values)
+            values = to_plain(config)
+            params = [self.entities.Param(name, str(value)) for name, value in values.items()]
+            self.client.log_batch(self.id, params=params)
 
     def step(self, step: Step) -> None:
-        self._log([(name, value, step.step) for name, value in _values_of(step).items()])
+        values = _step_values(step)
+        self._log([(name, value, step.step) for name, value in values.items()])
 
     def results(self, rows: Sequence[Row], tables: Sequence["Table"], picture: Path) -> None:
         from pe_bench.report.columns import to_csv
 
-        self._log([(_score_name(row), _level_of(row), row.length) for row in rows])
+        self._log([(_score_name(row), level_of(row), row.length) for row in rows])
         self.client.log_text(self.id, to_csv(tables), "results.csv")
         self.client.log_artifact(self.id, str(picture))
 
@@ -139,14 +149,15 @@ class MLflow:
         self.client.set_terminated(self.id)
 
     def _log(self, values: Sequence[tuple[str, Any, int]]) -> None:
+        """Send (name, value, step) of each value."""
         now = int(time.time() * 1000)
         metrics = [self.entities.Metric(name, value, now, step) for name, value, step in values]
         self.client.log_batch(self.id, metrics)
 
 
-# Each takes the run's directory, its configuration, and the step from which it goes on. `step` records a row
-# of train.csv. `results` records all rows under the run's own encoding, perhaps some of them again, and its
-# tables with their picture.
+# A tracker is created with the run's folder, its configuration and the step of the checkpoint that training
+# continues from. `step` records a row of train.csv. `results` records all rows under the run's own encoding,
+# some of them perhaps again, and its tables with a picture.
 TRACKERS: dict[str, Callable[[Path, Config, int], Any]] = {
     "tensorboard": TensorBoard,
     "wandb": WeightsAndBiases,
@@ -155,7 +166,7 @@ TRACKERS: dict[str, Callable[[Path, Config, int], Any]] = {
 
 
 class Tracking:
-    """The tracker that `tracker=` names, if any, for as long as that works; a run's record goes on."""
+    """The tracker that `tracker=` names, if any. After a failure it records no more."""
 
     def __init__(self, run: Path, config: Config):
         self.run = run
@@ -167,7 +178,8 @@ class Tracking:
             self.tracker = self._forgiven(TRACKERS[config.tracker], run, config, first)
 
     def step(self, step: Step) -> None:
-        is_due = step.step % self.config.train.log_every == 0 or step.validation_loss is not None
+        is_logged = step.step % self.config.train.log_every == 0
+        is_due = is_logged or step.validation_loss is not None
         if self.tracker is not None and is_due:
             self._forgiven(self.tracker.step, step)
 
@@ -184,7 +196,8 @@ class Tracking:
         with TemporaryDirectory() as folder:
             picture = Path(folder, "curves.png")
             plot_tables(tables, picture)
-            tracker.results([row for row in rows if _level_of(row) is not None], tables, picture)
+            with_level = [row for row in rows if level_of(row) is not None]
+            tracker.results(with_level, tables, picture)
 
     def close(self) -> None:
         if self.tracker is not None:
@@ -200,25 +213,22 @@ class Tracking:
 
 
 def check_tracker(name: str) -> None:
-    """Raise `UserError` where the package of a tracker is missing."""
+    """Raise `UserError` if the package of a tracker is missing."""
     is_there = importlib.util.find_spec(name) is not None
     require(is_there, f"tracker={name} is not installed: {how_to_install(name)}")
 
 
-def _values_of(step: Step) -> dict[str, float]:
-    """Return the values that trackers draw against the step."""
-    names = ("loss", "lr", "gradient_norm", "seconds", "validation_loss")
-    return {name: value for name in names if (value := getattr(step, name)) is not None}
+def _step_values(step: Step) -> dict[str, float]:
+    """Return the values of a step by name; the validation loss is missing in most steps."""
+    values = {"loss": step.loss, "lr": step.lr, "gradient_norm": step.gradient_norm, "seconds": step.seconds}
+    if step.validation_loss is not None:
+        values["validation_loss"] = step.validation_loss
+    return values
 
 
 def _score_name(row: Row) -> str:
-    """Return the name of a value that trackers draw against the length."""
+    """Return the name of a row's level, which trackers draw by length."""
     control = "" if row.control == "none" else f"_{row.control}"
     name = "nats_per_token" if row.loses_text else "bits_per_byte"
     name = "exact" if row.protocol == TASK else name
     return f"{name}/{row.protocol}{control}"
-
-
-def _level_of(row: Row) -> float | None:
-    """Return the number of a row that trackers draw; None where it has none."""
-    return level_of(row)

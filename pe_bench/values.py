@@ -1,4 +1,4 @@
-"""Values and paths from outside as the types that the code needs, and words that are not known."""
+"""Outside values and paths, converted to the types that the code needs, and errors for unknown words."""
 
 import difflib
 import math
@@ -14,27 +14,31 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pe_bench.errors import UserError, require
 
-MAX_INTEGER = 2**63 - 1  # what PyTorch and numpy take for a whole number
+MAX_INTEGER = 2**63 - 1  # of PyTorch and NumPy
 SHOWN = 60  # characters of a wrong value
 
 
 class Range(NamedTuple):
-    """The numbers that `Annotated[int, Range(1)]` takes."""
+    """The range of a numeric type such as `Annotated[int, Range(1)]`."""
 
     least: float
     most: float = math.inf
-    is_open: bool = False  # `least` is too small
+    is_open: bool = False  # `least` itself is outside
 
     def __contains__(self, number: object) -> bool:
         assert isinstance(number, (int, float))
-        return (self.least < number if self.is_open else self.least <= number) and number <= self.most
+        if self.is_open and number == self.least:
+            return False
+        return self.least <= number <= self.most
 
     def __str__(self) -> str:
         least = f"above {self.least}" if self.is_open else f"of at least {self.least}"
-        return least if self.most == math.inf else f"{least} and at most {self.most}"
+        if self.most == math.inf:
+            return least
+        return f"{least} and at most {self.most}"
 
 
-# Types of numbers that `check_type` takes.
+# Types of numbers for `check_type`.
 Natural = Annotated[int, Range(0)]
 AtLeast1 = Annotated[int, Range(1)]
 AtLeast2 = Annotated[int, Range(2)]
@@ -45,33 +49,42 @@ Fraction = Annotated[float, Range(0, 1, is_open=True)]  # a share that is not 0
 
 
 def unknown(word: str, kind: str, names: Iterable[str]) -> str:
-    """Return `unknown key 'x': did you mean 'y'?`, or the names that there are when none is close."""
+    """Return `unknown key 'x': did you mean 'y'?`, or a list of all names if no name is close."""
     names = sorted({*names})
-    offered = " or ".join(f"'{name}'" for name in close_to(word, names))
-    hint = f"did you mean {offered}?" if offered else f"there are: {', '.join(_beside(word, names))}"
+    close = [f"'{name}'" for name in close_to(word, names)]
+    hint = f"there are: {', '.join(_same_section(word, names))}"
+    if close:
+        hint = f"did you mean {' or '.join(close)}?"
     return f"unknown {kind} '{word}': {hint}"
 
 
 def close_to(word: str, names: Sequence[str]) -> list[str]:
-    """Return the names that were probably meant: the closest, or those whose last part `word` is like.
+    """Return the names that `word` probably means: names with a close last part in the section of `word`.
 
     `lr` is for `train.lr`, and `lenght` and `train_length` for `train.length`.
     """
     dotted = [name for name in names if name.replace(".", "_") == word]
-    if dotted:  # `train_length`, as an argument of Python may be spelled
+    if dotted:  # `train_length`, the spelling of an argument of Python
         return dotted
-    last_parts = {name: name.rpartition(".")[2] for name in _beside(word, names)}
-    close = difflib.get_close_matches(word.rpartition(".")[2], last_parts.values(), n=1)
-    return [name for name in names if name in close] or [
-        name for name, part in last_parts.items() if part in close
-    ]
+    last_parts = {name: _last_part(name) for name in _same_section(word, names)}
+    close = difflib.get_close_matches(_last_part(word), last_parts.values(), n=1)
+    whole = [name for name in names if name in close]
+    return whole or [name for name, part in last_parts.items() if part in close]
 
 
-def _beside(word: str, names: Sequence[str]) -> Sequence[str]:
-    """Return the names in the section of a word such as `train.lenght`, or all where it has none."""
-    section = word.rpartition(".")[0]
-    beside = [name for name in names if name.rpartition(".")[0] == section]
-    return beside if section and beside else names
+def _last_part(name: str) -> str:
+    return name.rpartition(".")[2]
+
+
+def _section(name: str) -> str:
+    return name.rpartition(".")[0]
+
+
+def _same_section(word: str, names: Sequence[str]) -> Sequence[str]:
+    """Return the names in the section of a word such as `train.lenght`, or all names for no such section."""
+    section = _section(word)
+    same = [name for name in names if _section(name) == section]
+    return same if section and same else names
 
 
 def check_type(value: Any, kind: Any, key: str) -> Any:
@@ -90,29 +103,30 @@ def check_type(value: Any, kind: Any, key: str) -> Any:
 
 
 def read_count(text: str) -> int | str:
-    """Return 128000 for 128000 and 128k, 1000000 for 1M; the text itself where that is no whole number."""
+    """Return 128000 for 128000 and 128k, 1000000 for 1M; the text itself if it is no whole number."""
     if text.isdecimal():
         return int(text)
+    units = {"k": 1_000, "M": 1_000_000}
     try:
-        count = Decimal(text[:-1]) * {"k": 1_000, "M": 1_000_000}[text[-1:]]
+        count = Decimal(text[:-1]) * units[text[-1:]]
     except (InvalidOperation, KeyError):
         return text
     return int(count) if count == count.to_integral_value() else text
 
 
 def shown(value: Any) -> str:
-    """Return a wrong value for a message: as it was given, and not at length."""
+    """Return a wrong value for a message, shortened."""
     return "null" if value is None else repr(value)[:SHOWN]
 
 
 def _convert(value: Any, kind: Any) -> Any:
-    """Raise `ValueError` for a value that is not of this type."""
+    """Return a value as a type. Raise `ValueError` for a value of another type."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
         # Text comes last: it accepts numbers too, so that `tokenizer.name=123` is a name.
-        for one in sorted(arguments, key=lambda one: one is str):
+        for choice in sorted(arguments, key=lambda choice: choice is str):
             with suppress(ValueError):
-                return _convert(value, one)
+                return _convert(value, choice)
     elif origin is Annotated:
         number = _convert(value, arguments[0])
         if number in arguments[1]:
@@ -120,7 +134,7 @@ def _convert(value: Any, kind: Any) -> Any:
     elif origin in (list, tuple) and isinstance(value, (list, tuple)):
         kinds = arguments if origin is tuple else arguments * len(value)
         if len(kinds) == len(value):
-            return origin(_convert(one, kind) for one, kind in zip(value, kinds, strict=True))
+            return origin(map(_convert, value, kinds))
     elif kind in (int, float, str):
         return _convert_scalar(value, kind)
     elif origin is Literal or kind is Any:
@@ -132,13 +146,16 @@ def _convert(value: Any, kind: Any) -> Any:
 
 
 def _convert_scalar(value: Any, kind: type) -> Any:
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if kind is int and is_number and value == value // 1 and abs(value) <= MAX_INTEGER:
-        return int(value)
-    if kind is float and is_number and abs(value) <= sys.float_info.max:
-        return float(value)
-    if kind is str and (is_number or isinstance(value, str)):
+    if kind is str and isinstance(value, str):
         return str(value)
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ValueError
+    if kind is str:
+        return str(value)
+    if kind is float and abs(value) <= sys.float_info.max:
+        return float(value)
+    if kind is int and value == value // 1 and abs(value) <= MAX_INTEGER:
+        return int(value)
     raise ValueError
 
 
@@ -147,7 +164,8 @@ def _describe(kind: Any) -> str:
     if origin in (typing.Union, types.UnionType):
         return " or ".join(map(_describe, arguments))
     if origin is Literal:
-        return ("one of " if len(arguments) > 1 else "") + ", ".join(map(str, arguments))
+        choices = ", ".join(map(str, arguments))
+        return f"one of {choices}" if len(arguments) > 1 else choices
     if origin is tuple:
         return "a list of " + " and ".join(map(_describe, arguments))
     if origin is Annotated:
@@ -155,15 +173,17 @@ def _describe(kind: Any) -> str:
     if origin is list:
         return f"a list, each item {_describe(arguments[0])}"
     names = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
-    return names.get(kind, "null" if kind is type(None) else getattr(kind, "__name__", str(kind)))
+    names[type(None)] = "null"
+    return names.get(kind) or getattr(kind, "__name__", str(kind))
 
 
 def parse_lengths(text: str) -> list[int]:
-    """Read `512,2048` as numbers. Raises `UserError` for anything but positive whole ones."""
+    """Read `512,2048` as numbers. Raises `UserError` for anything but positive whole numbers."""
     lengths = [length.strip() for length in text.split(",")]
-    are_lengths = all(length.isdecimal() and int(length) > 0 for length in lengths)
-    require(are_lengths, f"--lengths takes positive whole numbers such as 512,2048, not '{text}'")
-    return [int(length) for length in lengths]
+    numbers = [int(length) if length.isdecimal() else 0 for length in lengths]
+    message = f"--lengths takes positive whole numbers such as 512,2048, not '{text}'"
+    require(min(numbers) > 0, message)
+    return numbers
 
 
 def without_none(values: dict[str, Any]) -> dict[str, Any]:
@@ -171,24 +191,25 @@ def without_none(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def listed(values: str | Path | Sequence[Any] | None) -> list[Any]:
-    """Return values, or a single one, as a list; an empty list for None. Raise `UserError` for all else."""
+    """Return a list of values, also for a single value or for None. Raise `UserError` for other types."""
     if values is None:
         return []
     if isinstance(values, str | Path):
         return [values]
-    is_list = isinstance(values, Iterable) and not isinstance(values, bytes | Mapping)
-    require(is_list, f"give a text, a path or a list of them, not {shown(values)}")
+    is_single = isinstance(values, bytes | Mapping) or not isinstance(values, Iterable)
+    require(not is_single, f"give a text, a path or a list of them, not {shown(values)}")
     return [*values]
 
 
 def check_texts(key: str, *values: Any) -> None:
     """Raise `UserError` for a value that is neither text nor a path: `check_type` takes a number for text."""
     for value in values:
-        require(isinstance(value, str | Path), f"{key} must be text, not {shown(value)}")
+        is_text = isinstance(value, str | Path)
+        require(is_text, f"{key} must be text, not {shown(value)}")
 
 
 def plain_value(value: Any) -> Any:
-    """Return a value as YAML has it: paths as text, numbers and arrays of NumPy as Python's."""
+    """Return a value for YAML: paths as text, numbers and arrays of NumPy as numbers and lists of Python."""
     if hasattr(value, "tolist"):
         return value.tolist()
     if isinstance(value, list | tuple | range):
@@ -197,7 +218,7 @@ def plain_value(value: Any) -> Any:
 
 
 def list_of_numbers(value: Any) -> list[Any]:
-    """Return numbers, an array of NumPy or a single number as a list; what it contains is not checked."""
+    """Return numbers, an array of NumPy or a single number as a list, without a check of its items."""
     plain = plain_value(value)
     return plain if isinstance(plain, list) else [plain]
 
@@ -206,22 +227,23 @@ def list_of_numbers(value: Any) -> list[Any]:
 
 
 def expand_user(path: str | Path, option: str) -> str:
-    """Return a path with a home folder for `~` or `~USER`. Raise `UserError` for a user that there is not.
+    """Return a path with a home folder for `~` or `~USER`. Raise `UserError` for an unknown user.
 
-    option: what the path was typed after, such as `data.path=`.
+    option: the text before the path in the message, such as `data.path=`.
     """
     expanded = os.path.expanduser(path)
-    first = Path(expanded).parts[:1]
-    is_left = str(path).startswith("~") and first != () and first[0].startswith("~")
-    message = f"{option}{path}: no user {str(path)[1:].partition('/')[0]!r} has a home folder here"
-    require(not is_left, f"{message}: name the folder from / on, or as ./{path}")
+    typed = str(path)
+    is_unknown = typed.startswith("~") and str(Path(expanded)).startswith("~")
+    user, _, _ = typed[1:].partition("/")
+    message = f"{option}{path}: no user {user!r} has a home folder here"
+    require(not is_unknown, f"{message}: name the folder from / on, or as ./{path}")
     return expanded
 
 
 def check_utf8(values: Any, key: str) -> None:
-    """Raise `UserError` for a text that UTF-8 cannot have, such as a path with a byte of latin-1.
+    """Raise `UserError` for a text that is no UTF-8, such as a path with a byte of latin-1.
 
-    The files of a run are UTF-8, and could not say what it was trained on.
+    The files of a run are UTF-8, and could not name such a path.
     """
     if isinstance(values, Mapping):
         for name, inner in values.items():
@@ -238,12 +260,14 @@ def check_utf8(values: Any, key: str) -> None:
 def check_folder(folder: str | Path, key: str, *, is_written: bool = False) -> Path:
     """Return the folder, which need not exist yet.
 
-    Raises `UserError` where a file is in its way, or where nothing can be written that has to be.
+    Raises `UserError` if a file is in its way, or if a folder that `is_written` cannot be written.
     """
     require(str(folder) != "", f"{key} is empty: name a folder")
     path = Path(expand_user(folder, f"{key}="))
-    existing = next((folder for folder in (path, *path.parents) if os.path.lexists(folder)), Path())
-    require(existing.is_dir(), f"{key}={folder}: {existing} is not a folder: name another place")
+    existing_folders = filter(os.path.lexists, (path, *path.parents))
+    existing = next(existing_folders, Path())
+    message = f"{key}={folder}: {existing} is not a folder"
+    require(existing.is_dir(), f"{message}: name another place")
     way_out = f"say {key}=FOLDER with one that can, or change its permissions"
     message = f"{key}={folder}: {existing} cannot be written: {way_out}"
     require(not is_written or os.access(existing, os.W_OK), message)
@@ -251,7 +275,7 @@ def check_folder(folder: str | Path, key: str, *, is_written: bool = False) -> P
 
 
 def require_writable(option: str, path: Path) -> None:
-    """Raise `UserError` for the file of an option that could not be written."""
+    """Raise `UserError` if the file of an option cannot be written."""
     message = f"{option} {path}: there is no folder {path.parent}; make it, or name a file elsewhere"
     require(path.parent.is_dir(), message)
     message = f"{option} {path} is not a regular file: name one in a folder"

@@ -1,4 +1,4 @@
-"""What a shell completes: names, keys and options. It reads files alone, for it must answer at once."""
+"""Shell completion of names, keys and options. It only reads files, because it must answer at once."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -6,8 +6,8 @@ from pathlib import Path
 
 import typer
 
-OF_GROUPS = ("encodings", "modifiers", "models", "data", "tasks", "tokenizers", "experiments")
-LISTS = (*OF_GROUPS, "keys", "runs", "studies")
+GROUP_LISTS = ("encodings", "modifiers", "models", "data", "tasks", "tokenizers", "experiments")
+LISTS = (*GROUP_LISTS, "keys", "runs", "studies")
 NAME = re.compile(r"[\w.+-]+")
 
 
@@ -18,13 +18,14 @@ def _names(group: str, begun: str) -> list[str]:
 
 
 def complete_run(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Offer the runs in the folder of results, but for names in which a shell would read more."""
-    runs = sorted((Path(ctx.params["results_dir"]) / "runs").glob(f"{incomplete}*/config.yaml"))
-    return [path.parent.name for path in runs if NAME.fullmatch(path.parent.name)]
+    """Offer the runs in the folder of results, without names that a shell would interpret."""
+    folder = Path(ctx.params["results_dir"]) / "runs"
+    runs = [path.parent.name for path in sorted(folder.glob(f"{incomplete}*/config.yaml"))]
+    return [name for name in runs if NAME.fullmatch(name)]
 
 
 def complete_override(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Complete KEY=VALUE. Bash breaks `encoding=ro` into three words and replaces the last one alone."""
+    """Complete KEY=VALUE. Bash breaks `encoding=ro` into three words, and replaces only the last word."""
     typed = ctx.params.get("overrides") or ctx.params.get("arguments") or []
     words = re.sub(" ?= ?", "=", " ".join(typed)).split(" ")
     last = words[-1]
@@ -35,6 +36,7 @@ def complete_override(ctx: typer.Context, incomplete: str) -> list[str]:
 
 
 def complete_inspected(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Complete an argument of `check`: an encoding or KEY=VALUE."""
     names = _names("encoding", incomplete)
     if "=" in incomplete or "." in incomplete:
         names += complete_override(ctx, incomplete)
@@ -42,6 +44,7 @@ def complete_inspected(ctx: typer.Context, incomplete: str) -> list[str]:
 
 
 def complete_shown(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Complete an argument of `show`: an encoding, KEY=VALUE or a run."""
     offered = complete_inspected(ctx, incomplete)
     if incomplete:
         offered += complete_run(ctx, incomplete)

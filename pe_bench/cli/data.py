@@ -1,7 +1,7 @@
-"""What commands print with `--json`: their records as plain data, by the fields of the classes.
+"""The JSON of commands with `--json`: their records as plain data, by the fields of their classes.
 
-docs/json.md explains it, and docs/pe-bench.schema.json defines it. Raise `VERSION` where a name goes, or
-where what it means changes; a name that is added breaks no program.
+docs/json.md explains it, and docs/pe-bench.schema.json defines it. Raise `VERSION` when a name is removed or
+its meaning changes; a new name breaks no program.
 """
 
 import dataclasses
@@ -14,24 +14,25 @@ from typing import Any
 from pe_bench.system.terminal import write_out
 
 VERSION = 1
-# Fields that say in a sentence what others say as data, or that only lay out a table.
+# Fields that repeat other fields in a sentence, or that only lay out a table.
 LEFT_OUT = {"why", "caveats", "chosen", "spread", "rows", "has_short_label"}
 
 
 def print_data(command: str, **values: Any) -> None:
-    """Print one JSON document on standard output, which has nothing else."""
+    """Print one JSON document, the whole standard output of a command."""
     document = {"version": VERSION, "command": command, **plain(values)}
-    write_out(json.dumps(document, indent=1, allow_nan=False) + "\n")
+    text = json.dumps(document, indent=1, allow_nan=False)
+    write_out(f"{text}\n")
 
 
 def print_runs(command: str, runs: Iterable[Path], failures: Iterable[str] = (), **values: Any) -> None:
-    """Print what a command found of runs in these folders."""
+    """Print the document of a command on runs. runs: their folders."""
     named = [{"name": path.name, "path": path} for path in runs]
     print_data(command, runs=named, failures=filter(None, failures), **values)
 
 
 def plain(value: Any) -> Any:
-    """Return a value as JSON has it: records by their fields, and a number that is none as a word."""
+    """Convert a value to plain data for JSON: records to their fields, NaN and infinities to words."""
     if hasattr(value, "tolist"):  # of numpy
         value = value.tolist()
     if isinstance(value, float) and math.isnan(value):
@@ -49,24 +50,25 @@ def plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         if all(isinstance(key, str) for key in value):
             return {key: plain(inner) for key, inner in value.items()}
-        value = value.values()  # records, which say themselves what they are of
+        value = value.values()  # records, which contain their keys
     return [plain(inner) for inner in value]
 
 
 def _found(line: Any) -> dict[str, Any]:
-    """Return what a probe found at each length and depth, or the reason why there is no number."""
+    """Return the numbers of a probe at each length and depth, or the reasons for missing numbers."""
     findings = []
     for (length, depth), found in line.found.items():
-        finding = {"length": length, "depth": depth, "reason": ""}
-        findings.append(finding | ({"reason": found} if isinstance(found, str) else plain(found)))
+        values = {"reason": found} if isinstance(found, str) else plain(found)
+        findings.append({"length": length, "depth": depth, "reason": "", **values})
     return {"found": findings}
 
 
 def _bounds(look: Any) -> dict[str, Any]:
-    """Return the two differences of a look with the bounds by which it judges."""
+    """Return the two differences of a look at a try, with the bounds that decide its verdict."""
     differences = {}
     for name, (low, high) in zip(("at_training", "at_longest"), look.bounds, strict=True):
-        differences[name] = plain(getattr(look, name)) | {"low": plain(low), "high": plain(high)}
+        difference = plain(getattr(look, name))
+        differences[name] = difference | plain({"low": low, "high": high})
     return differences
 
 
@@ -80,7 +82,7 @@ def _answers(outcome: Any) -> dict[str, Any]:
     }
 
 
-# What records of these classes say beside their fields.
+# Values of records in JSON that are not fields, by the class.
 MORE: Mapping[str, Callable[[Any], dict[str, Any]]] = {
     "Line": lambda line: {"label": line.label},
     "ProbeLine": _found,

@@ -62,7 +62,7 @@ def cite(runs: Sequence[str] = (), *, results_dir: Path = Path("results")) -> No
 
 
 def bibliography() -> dict[str, str]:
-    """Return the shipped entries by what an encoding's docstring cites: arXiv:ID, or an address."""
+    """Return the shipped entries by arXiv:ID or address, as the docstrings of encodings cite them."""
     from pe_bench.config.groups import config_dir
 
     entries = {}
@@ -82,7 +82,7 @@ def _labels(tables: "Sequence[Table]") -> set[str]:
 
 
 def _users_own(tables: "Sequence[Table]") -> list[str]:
-    """Return the encodings and modifiers that pe-bench does not ship, whose papers are not known."""
+    """Return the encodings and modifiers that pe-bench does not ship: their papers are not known."""
     from pe_bench.config.groups import names_in
 
     named: list[str] = []
@@ -93,7 +93,7 @@ def _users_own(tables: "Sequence[Table]") -> list[str]:
 
 
 def _cited(tables: "Sequence[Table]", encodings: Sequence[str] = ()) -> Iterator[str]:
-    """Yield the papers of encodings, of those that lines were trained or scored with, and of data."""
+    """Yield the papers of encodings, of the encodings and scalings in tables, and of their data."""
     from pe_bench.config.groups import names_in, paper
     from pe_bench.inspection.catalogue import catalogue
 

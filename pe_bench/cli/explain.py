@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pe_bench import api
 from pe_bench.cli.data import print_runs
@@ -11,9 +11,6 @@ from pe_bench.cli.options import command
 from pe_bench.errors import require
 from pe_bench.system.terminal import say, write_out
 from pe_bench.values import parse_lengths, require_writable
-
-if TYPE_CHECKING:
-    from pe_bench.commands.explain.explanation import Explanation
 
 
 @command("explain", api.explain)
@@ -43,8 +40,10 @@ def explain(
       pe-bench explain rope --lengths 256,1024 --csv why.csv --plot why.svg
       pe-bench explain hf:FOLDER data=files data.path=texts --lengths 12288
     """
+    from pe_bench.commands.explain.explanation import csv_text
     from pe_bench.render.paper import picture_format
     from pe_bench.runs.find import is_checkpoint, runs_to_score
+    from pe_bench.system.files import write_text
 
     printed = csv is not None and str(csv) == "-"
     require(not (printed and as_json), "--csv - and --json both print instead of the table: choose one")
@@ -70,20 +69,12 @@ def explain(
     if as_json:
         print_runs("explain", shown.runs, explanation=shown)
     elif printed:
-        write_out(_csv(shown))
+        write_out(csv_text(shown))
     else:
         write_out(str(shown))
     if plot is not None:
         found.plot(plot)
         say(f"wrote {plot}")
     if csv is not None and not printed:
-        from pe_bench.system.files import write_text
-
-        write_text(csv, _csv(shown))
+        write_text(csv, csv_text(shown))
         say(f"wrote {csv}")
-
-
-def _csv(found: "Explanation") -> str:
-    from pe_bench.commands.explain.explanation import csv_text, rows_of
-
-    return csv_text(list(rows_of(found)))

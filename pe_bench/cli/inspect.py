@@ -1,4 +1,4 @@
-"""The `check`, `show` and `speed` commands: what encodings do, and what they cost."""
+"""The commands on encodings without training: `check`, `show` and `speed`."""
 
 import re
 import sys
@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # with torch, which a mistyped argument should not wait for
     from pe_bench.render.grid import Grid
 
 
-NAME_OF_RUN = re.compile(r"-s\d+(-[0-9a-f]*)?\*?$")  # with its hash, a part of it, or none
+RUN_NAME = re.compile(r"-s\d+(-[0-9a-f]*)?\*?$")  # with its hash, a part of it, or none
 Results = dict["Property", "Finding"]  # of an encoding
 # In colour too, and not by colour alone.
 SIGNS = {"holds": "ok", "fails": "FAILS", "not claimed": "-"}
@@ -67,7 +67,7 @@ def check(
 
 
 def check_each(arguments: Sequence[str], search: Sequence[Path]) -> dict[str, Results]:
-    """Check every encoding that arguments name, with a bar on a terminal."""
+    """Check every encoding in the arguments, with a progress bar on a terminal."""
     from pe_bench.inspection.check import PROPERTIES, check_all
     from pe_bench.inspection.check.case import find_cases
 
@@ -82,7 +82,7 @@ def check_each(arguments: Sequence[str], search: Sequence[Path]) -> dict[str, Re
 
 
 def print_checks(results: dict[str, Results], *, verbose: bool = False, as_json: bool = False) -> None:
-    """Print counts and what failed. Raises `RunError` where a property fails."""
+    """Print the findings. Raises `RunError` if a property fails."""
     states = states_of(results)
     if as_json:
         print_data("check", encodings=[_data(name, result) for name, result in results.items()])
@@ -114,7 +114,7 @@ def _data(name: str, result: Results) -> dict[str, Any]:
 
 
 def _grids(results: dict[str, Results], *, verbose: bool) -> "Iterator[Grid]":
-    """Yield a table of all encodings, then one for each: of what failed or, if `verbose`, of everything."""
+    """Yield a table of all encodings, then a table for each with its failures, or `verbose` all findings."""
     from pe_bench.render.grid import Cell, plain_grid
     from pe_bench.report.marks import verdict_cell
 
@@ -139,7 +139,7 @@ def _grids(results: dict[str, Results], *, verbose: bool) -> "Iterator[Grid]":
 
 
 def _explain(prop: "Property", finding: "Finding", verbose: bool) -> str:
-    """Return what was measured, and where to look."""
+    """Return a finding as text: its measurement and, after a failure, the places to look at."""
     sign = f"{SIGNS[finding.state]}  " if verbose else ""
     if finding.state != "fails":
         return sign + ": ".join(filter(None, (prop.means, finding.measured)))
@@ -208,18 +208,18 @@ def show(
 
 
 def _is_run(argument: str, results_dir: Path, search: Sequence[Path]) -> bool:
-    """Return whether an argument of `show` is the path, the name or the beginning of the name of a run."""
+    """Return whether an argument of `show` is a run: its path, its name or the beginning of its name."""
     from pe_bench.config.groups import names_in
 
     if "=" in argument or ":" in argument or argument in names_in("encoding", search):
         return False
     paths = (Path(argument), results_dir / "runs" / argument)
     is_folder = any((path / "result.json").is_file() for path in paths)
-    return is_folder or NAME_OF_RUN.search(Path(argument).name) is not None
+    return is_folder or RUN_NAME.search(Path(argument).name) is not None
 
 
 def _show_run(name: str, plot: Path | None, results_dir: Path, code: Sequence[Path], *, sample: bool) -> None:
-    """Draw a trained run and print what it writes. Raises `UserError`, `RunError`."""
+    """Draw a trained run, and print a text that it writes. Raises `UserError`, `RunError`."""
     from pe_bench.commands.show_run import draw_run, load_run, text_written
     from pe_bench.render.paper import picture_format
 

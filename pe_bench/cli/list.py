@@ -1,4 +1,4 @@
-"""The `list` command: what there is to choose from, and what was run."""
+"""The `list` command: names to choose from, keys, runs and studies."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
@@ -14,18 +14,18 @@ from pe_bench.system.terminal import say
 from pe_bench.values import unknown
 
 Record = Mapping[str, Any]
-MAX_LENGTHS = 3  # how many lengths of a run are shown by name
+MAX_LENGTHS = 3  # of a run, shown one by one
 ABOUT_STUDIES = (
     "minutes: an estimate for two cores, and of gpu for one GPU. Start one: pe-bench reproduce STUDY"
 )
 
 
 class Listing(NamedTuple):
-    """A list: its records for programs; for people, what each column shows of a record, and lines below."""
+    """The content of a list."""
 
-    records: Sequence[Record]
-    columns: Mapping[str, Callable[[Record], Any]]
-    remarks: Sequence[str] = ()
+    records: Sequence[Record]  # for programs
+    columns: Mapping[str, Callable[[Record], Any]]  # for people: a column's text of a record
+    remarks: Sequence[str] = ()  # lines below the table
 
 
 @command("list")
@@ -79,7 +79,7 @@ def list_(
 
 
 def _configurations(name: str) -> Listing:
-    """Return the keys of a configuration, or what there is to choose from in one of its groups."""
+    """Return the keys of a configuration, or the names of one of its groups."""
     from pe_bench.config.groups import description, keys, names_in
 
     if name == "keys":
@@ -91,12 +91,12 @@ def _configurations(name: str) -> Listing:
 
 
 def _fields(*names: str) -> dict[str, Callable[[Record], Any]]:
-    """Return columns that show fields as they are."""
+    """Return columns with the values of these fields, for `Listing.columns`."""
     return {name.replace("_", " "): itemgetter(name) for name in names}
 
 
 def _encodings(family: str | None, *, papers: bool) -> Listing:
-    """Return all encodings, or those of a family. Raises `UserError` for one that is none."""
+    """Return all encodings, or the encodings of a family. Raises `UserError` for an unknown family."""
     from pe_bench.inspection.catalogue import catalogue, families
 
     # Before all encodings are built, which takes seconds.
@@ -110,7 +110,7 @@ def _encodings(family: str | None, *, papers: bool) -> Listing:
 
 
 def names_of(record: Record) -> str:
-    """Return the label that a name stands for, if that is another, and the encoding's other names."""
+    """Return the label of an encoding if it differs from its name, and the encoding's other names."""
     parts = []
     if record["label"] != record["encoding"]:
         parts.append(record["label"])
@@ -122,7 +122,7 @@ def names_of(record: Record) -> str:
 
 
 def _runs(results_dir: Path, tag: str | None) -> Listing:
-    """Raises `UserError` where there is none, finished or not, or none of a tag."""
+    """Return all runs, finished or not, or the runs with a tag. Raises `UserError` for none."""
     from pe_bench.runs.folder import folders_of_runs, state_of
 
     states = [state_of(run) for run in folders_of_runs(results_dir)]
@@ -141,7 +141,7 @@ def _runs(results_dir: Path, tag: str | None) -> Listing:
 
 
 def _steps(record: Record) -> str:
-    """Return the steps done, and of how many where that differs."""
+    """Return the number of steps done as text, for an unfinished run with the number of all steps."""
     steps, total = record["steps"], record["total"]
     if steps is None:
         return ""
@@ -149,7 +149,7 @@ def _steps(record: Record) -> str:
 
 
 def _lengths(record: Record) -> str:
-    """Return all lengths of a run if they are few, else the first and the last."""
+    """Return the lengths of a run as text: all if they are few, else the first and the last."""
     lengths = record["lengths"]
     if len(lengths) > MAX_LENGTHS:
         return f"{lengths[0]} to {lengths[-1]} ({len(lengths)})"

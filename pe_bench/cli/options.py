@@ -1,7 +1,7 @@
-"""How a function becomes a command: its parameters are the options, and its docstring says what they mean.
+"""Making a command from a function: parameters become options, and the docstring becomes help.
 
 A line `parameter METAVAR: meaning` of the docstring is an option's help, lines below `Examples:` end the
-command's help, and the rest begins it. Nothing heavy is imported here: help has to be there at once.
+command's help, and the other lines begin it. Nothing heavy is imported here, so that help appears at once.
 """
 
 import inspect
@@ -31,7 +31,7 @@ OPTION = re.compile(r"^(\w+)(?: (\S+))?: (.*(?:\n +.*)*)\n?", re.MULTILINE)
 EXAMPLES = "\nExamples:\n"
 # Parameters of the Python interface that commands have as arguments.
 ARGUMENTS = ("run", "change", "overrides")
-# How an option is spelled, where that is not the parameter's name.
+# Options that are not spelled like their parameters.
 SPELLED = {
     "everything": ("--all",),
     "multirun": ("--multirun", "-m"),
@@ -41,7 +41,7 @@ SPELLED = {
     "listed": ("--list",),
     "as_json": ("--json",),
 }
-# What options mean that many commands have, with the word for their values.
+# The word for the value, and the help, of options that many commands have.
 SHARED = {
     "as_json": ("", "Print data for programs instead of tables (docs/json.md)."),
     "config_dir": ("DIR", "A folder with your encoding/NAME.yaml."),
@@ -49,7 +49,7 @@ SHARED = {
     "runs": ("RUN", "Runs by encoding, name, the beginning of a name, or path."),
     "where": ("CONDITION", "Only what meets the condition, such as encoding=rope or seed<3; repeatable."),
 }
-# Options that few need, by command.
+# Options for the second part of a command's help.
 ADVANCED_EVAL = (
     *("protocol", "max_length", "stride", "controls", "per_position", "precision", "half", "force"),
     *("plain", "reference", "key_tokens_of", "config_dir", "code", "data_path", "cache_dir", "as_json"),
@@ -69,7 +69,7 @@ IN_ONE_PROCESS = ("eval", "probe", "explain", "try", "reproduce", "import", "exp
 
 
 class Command(TyperCommand):
-    """A command whose help has what most need first, and its other options under a heading of their own."""
+    """A command whose help lists `ADVANCED` options under a heading of their own."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:  # of click, which typer may bring along
         first: list[tuple[str, str]] = []
@@ -92,15 +92,15 @@ class Command(TyperCommand):
 def command(name: str, *like: Callable[..., Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Return a decorator that makes a function the command `name`.
 
-    like: a function of the Python interface, whose parameters are options too; and functions that say what
-    they mean, where it does not.
+    like: a function of the Python interface, whose parameters become options too; then functions with the
+    help of options that the first function does not describe.
     """
 
     def declare(function: Callable[..., None]) -> Callable[..., None]:
         meanings = dict(SHARED)
         for source in (*reversed(like), function):
-            lines = OPTION.findall(inspect.getdoc(source) or "")
-            meanings |= {key: (word, " ".join(text.split())) for key, word, text in lines}
+            for key, word, text in OPTION.findall(inspect.getdoc(source) or ""):
+                meanings[key] = (word, " ".join(text.split()))
         parameters = _parameters(function)
         for key, parameter in _parameters(*like[:1]).items():
             if key not in ARGUMENTS:
@@ -108,12 +108,15 @@ def command(name: str, *like: Callable[..., Any]) -> Callable[[Callable[..., Non
         text, _, examples = inspect.cleandoc(function.__doc__ or "").partition(EXAMPLES)
         text = OPTION.sub(lambda line: "" if line[1] in parameters else line[0], text)
         arguments = [key for key, each in parameters.items() if not _is_option(each)]
-        text = "\n\n".join([text.strip(), *(": ".join(meanings[key]) for key in arguments)])
+        paragraphs = [": ".join(meanings[key]) for key in arguments]
+        text = "\n\n".join([text.strip(), *paragraphs])
 
         def call(**values: Any) -> None:
             message = f"torchrun starts the processes of one training: start pe-bench {name} without it"
             require(name not in IN_ONE_PROCESS or world_size() == 1, message)
-            values |= {key: parameters[key].default for key, value in values.items() if value is None}
+            for key, value in values.items():
+                if value is None:
+                    values[key] = parameters[key].default
             if "results_dir" in values:
                 values["results_dir"] = check_folder(values["results_dir"], "--results-dir")
             function(**values)
@@ -121,7 +124,8 @@ def command(name: str, *like: Callable[..., Any]) -> Callable[[Callable[..., Non
         call.__signature__ = inspect.Signature(  # pyright: ignore[reportFunctionMemberAccess]
             [_for_typer(each, *meanings[key]) for key, each in parameters.items()]
         )
-        app.command(name, cls=Command, help=text, epilog=f"\b{EXAMPLES}{textwrap.dedent(examples)}")(call)
+        epilog = f"\b{EXAMPLES}{textwrap.dedent(examples)}"
+        app.command(name, cls=Command, help=text, epilog=epilog)(call)
         return function
 
     return declare
@@ -140,9 +144,10 @@ def _is_option(parameter: Parameter) -> bool:
 
 
 def _for_typer(parameter: Parameter, metavar: str, meaning: str) -> Parameter:
-    """Return what typer makes an option of, or an argument where a parameter has no keyword."""
+    """Return a parameter that typer makes an option; a positional parameter becomes an argument."""
     kind = _kind(parameter.annotation)
-    typed = kind if kind is bool or parameter.default is parameter.empty else kind | None
+    is_required = parameter.default is parameter.empty
+    typed = kind if kind is bool or is_required else kind | None
     facts: dict[str, Any] = {"help": meaning, "autocompletion": COMPLETIONS.get(metavar)}
     if kind is not bool:
         facts["metavar"] = metavar
@@ -158,7 +163,7 @@ def _for_typer(parameter: Parameter, metavar: str, meaning: str) -> Parameter:
 
 
 def _kind(annotation: Any) -> Any:
-    """Return the type of a command's option for that of a parameter, which may take several."""
+    """Return the type of a command's option for a parameter's annotation, which may be a union."""
     kinds = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
     if {list[Path], Sequence[Path]} & {*kinds}:
         return list[Path]

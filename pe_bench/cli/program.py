@@ -18,7 +18,7 @@ from pe_bench.values import check_utf8
 
 def main() -> None:
     """Run a command; exit with 0 done, 1 failed, 2 misused, 130 interrupted."""
-    # A closed stream, as after `>&-`, is None: what is for it goes nowhere.
+    # A closed stream, as after `>&-`, is None: its output is dropped.
     sys.stdout = sys.stdout or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     sys.stderr = sys.stderr or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     code = 1  # of a traceback
@@ -37,7 +37,7 @@ def _leave(code: int) -> None:
 
 
 def run(arguments: list[str]) -> int:
-    """Run a command and return its exit code; what went wrong is one line on standard error."""
+    """Run a command and return its exit code; an error is one line on standard error."""
     if arguments[:1] == ["help"]:
         arguments = [*arguments[1:], "--help"]
     if "#" in arguments:  # a comment, which zsh does not leave out of what is typed
@@ -73,6 +73,6 @@ def run(arguments: list[str]) -> int:
 def _fail(message: str, code: int) -> int:
     line = f"pe-bench: {' '.join(message.split())}"
     say(line)
-    if rank() > 0 and code == 1:  # else the first of torchrun's processes alone speaks
+    if rank() > 0 and code == 1:  # `say` prints only in the first of torchrun's processes
         print(f"{line} (rank {rank()} of {world_size()} processes)", file=sys.stderr)
     return code

@@ -84,9 +84,9 @@ def report(
 def _destinations(
     files: Mapping[str, Path | None], plot_of: str, *, as_json: bool, probe: bool
 ) -> tuple[str, dict[str, Path]]:
-    """Return which text is printed in place of the table, if any, and the files that are written, by option.
+    """Return the option whose text is printed in place of the table, and the files to write by option.
 
-    Raises `UserError` for what cannot be printed, drawn or written.
+    Raises `UserError` for options that cannot be printed, drawn or written.
     """
     from pe_bench.report.records import PlotValues
 
@@ -114,7 +114,7 @@ def _destinations(
 def _write(
     report: "Report", option: str, path: Path, plot_of: "PlotValues", *, details: bool, probe: bool
 ) -> None:
-    """Write what an option asks for to a file."""
+    """Write the output of an option to a file."""
     from pe_bench.system.files import write_text
 
     if option == "--plot":
@@ -127,7 +127,7 @@ def _write(
 
 
 def _show(report: "Report", *, details: bool, probe: bool) -> None:
-    """Print the tables, and how to see what else there is."""
+    """Print the tables, and hints at probes and other tables."""
     from pe_bench.report.columns import show
     from pe_bench.report.probes import show_probes
 
@@ -143,7 +143,7 @@ def _show(report: "Report", *, details: bool, probe: bool) -> None:
 
 
 def _text(report: "Report", option: str, *, details: bool, probe: bool) -> str:
-    """Return what an option prints or writes."""
+    """Return the text of an option."""
     from pe_bench.render import grid
     from pe_bench.report.columns import to_csv, to_latex, to_markdown
     from pe_bench.report.probes import grid_of

@@ -1,4 +1,4 @@
-"""The `reproduce` command: make what is missing of a study, compare its levels, judge its claims."""
+"""The `reproduce` command: make a study's missing runs, compare its levels, judge its claims."""
 
 import re
 import sys
@@ -126,7 +126,7 @@ def _check_machine(text: str) -> None:
 
 
 def _say_cost(study: "Study") -> None:
-    """Say what the whole study costs: its sweeps say their own cost, one after the other."""
+    """Print the cost of the whole study; later its sweeps print their own cost."""
     from pe_bench.system.cost import cost_text, count
 
     if study.size == "quick":
@@ -137,7 +137,7 @@ def _say_cost(study: "Study") -> None:
 
 
 def _report(runs: "StudyRuns", write_table: bool) -> None:
-    """Make what is missing, print what the runs say, and draw it."""
+    """Make the missing runs of a study, print its levels and claims, and draw them."""
     _say_cost(runs.study)
     steps = list(runs.steps())
     from pe_bench.commands.reproduce.claims import Measurements
@@ -163,9 +163,9 @@ def _report(runs: "StudyRuns", write_table: bool) -> None:
 
 
 def _report_stored(runs: "StudyRuns", table: "Sequence[Level] | None" = None) -> None:
-    """Print what the stored pieces of the study say, and draw it.
+    """Print the levels and claims of a study's stored pieces, and draw them.
 
-    table: levels to compare with; by default those of the study's table.
+    table: levels to compare with; by default the study's table.
     """
     from pe_bench.commands.reproduce.claims import Measurements
     from pe_bench.commands.reproduce.explained import stored_explanations
@@ -185,7 +185,7 @@ def _report_stored(runs: "StudyRuns", table: "Sequence[Level] | None" = None) ->
 
 
 def _make_pieces(runs: "StudyRuns") -> None:
-    """Make the pieces that are not stored, one after the other; store each, and the levels, as it ends."""
+    """Make the missing pieces of a study one after the other; store each and its levels when it ends."""
     from pe_bench.commands.reproduce.claims import Measurements
     from pe_bench.commands.reproduce.outcomes import levels_of, read_table, write_levels
     from pe_bench.commands.reproduce.pieces import StoredPieces
@@ -224,9 +224,9 @@ def _explain_pieces(runs: "StudyRuns", pieces: "StoredPieces") -> None:
 def _show(
     runs: "StudyRuns", measured: "Measurements", measured_in: Path, table: "Sequence[Level]"
 ) -> "Outcomes":
-    """Print what the scores of a study say, and draw them.
+    """Print the levels and claims of a study, and draw its scores.
 
-    measured_in: the folder of results that has the scores. table: levels that they are compared with.
+    measured_in: the folder of results with the scores. table: levels to compare with.
     """
     from pe_bench.commands.reproduce.budgets import budgets_of, draw_budgets, table_of
     from pe_bench.commands.reproduce.outcomes import judge_study, render
@@ -264,7 +264,7 @@ def _write_lines(lines: Iterable[str], width: int) -> None:
 
 
 def _draw(study: "Study", measured: "Measurements", results_dir: Path, path: Path) -> None:
-    """Draw the report's curves of the runs, without what other studies scored of them."""
+    """Draw the report's curves of the runs, without scores of other studies."""
     from pe_bench.report.build import build_tables
     from pe_bench.report.draw import plot_tables
     from pe_bench.report.groups import Selection

@@ -1,4 +1,4 @@
-"""The tables that commands print of runs that were just scored."""
+"""The tables that a command prints after scoring runs."""
 
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
@@ -25,28 +25,31 @@ MAX_NAMES = 4  # of encodings, in a command to type
 
 
 class Scored(NamedTuple):
-    """Runs in one folder that were just scored, and their tables."""
+    """Runs in one folder that the command scored, and their tables."""
 
     tables: list[Table]
     runs: Sequence[Path]
 
 
 def scored_alone(run: "Run") -> Scored:
-    """Return a run with its table, or with several if its rows cannot be compared."""
+    """Return a run with its table, or with several tables if its rows are not comparable."""
     return Scored(run_tables(run.scored, run.path, run.margin, run.lengths), [run.path])
 
 
 def scored_together(part: "SweepTable", lengths: Sequence[int] = (), **choice: Any) -> Iterator[Scored]:
     """Yield the runs of each folder of results with their tables.
 
-    lengths: those that the user named. choice: fields of `Selection`.
+    lengths: from the command. choice: fields of `Selection`.
     """
-    where = (Condition("target_hash", "=", tuple(part.target_hashes)),) if part.target_hashes else ()
+    where: tuple[Condition, ...] = ()
+    if part.target_hashes:
+        where = (Condition("target_hash", "=", tuple(part.target_hashes)),)
     selection = Selection(where=where, margin=part.margin, **choice)
     for folder in dict.fromkeys(run.parent for run in part.runs):
         runs = [run for run in part.runs if run.parent == folder]
         tables = build_tables(folder.parent, [run.name for run in runs], selection=selection)
-        yield Scored([replace(table, chosen=tuple(lengths)) for table in tables], runs)
+        chosen = [replace(table, chosen=tuple(lengths)) for table in tables]
+        yield Scored(chosen, runs)
 
 
 def print_scored(command: str, parts: Iterable[Scored], failures: Iterable[str], *, as_json: bool) -> None:

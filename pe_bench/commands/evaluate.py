@@ -1,4 +1,4 @@
-"""A run with what a call scored of it, and how runs and checkpoints are scored, as by `eval` and `probe`."""
+"""`eval` and `probe`: score runs and Hugging Face models, and return runs with the rows of the call."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -67,12 +67,12 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 class Run(RunFolder):
     """A finished run. `print(run)` shows the table that the command prints.
 
-    path: its folder, which is all that a later process needs. config: its configuration, as nested
-    dictionaries. validation_loss: the last one of its training, in nats per token.
+    path: its folder, by which a later process finds it. config: its configuration, as nested dictionaries.
+    validation_loss: the last one of its training, in nats per token.
     """
 
     def __init__(self, path: Path, scored: Sequence[Row], margin: float, lengths: Sequence[int] = ()) -> None:
-        """scored: the rows that the call asked for. margin: of verdicts. lengths: those that it named."""
+        """scored: the rows of the call. margin: of verdicts. lengths: the lengths that the call named."""
         super().__init__(path)
         self.scored = list(scored)
         self.margin = margin
@@ -85,15 +85,16 @@ class Run(RunFolder):
 
     @property
     def scores(self) -> "pandas.DataFrame":
-        """Return the scores that the call asked for: a row for each, with the columns of results.csv."""
+        """Return the scores of the call: a row for each, with the columns of results.csv."""
         import pandas
 
-        frame = pandas.DataFrame([vars(row) for row in self.scored], columns=list(COLUMNS))
+        rows = [vars(row) for row in self.scored]
+        frame = pandas.DataFrame(rows, columns=list(COLUMNS))
         return frame.astype(dict.fromkeys(MAYBE_WHOLE, "Int64"))
 
     @property
     def failure(self) -> str:
-        """Return which scores a custom encoding's code failed at, and the way out; empty where none did."""
+        """Return a message on the scores at which a custom encoding's code failed; empty without failures."""
         return describe_failures(self.scored)
 
     def __repr__(self) -> str:
@@ -105,24 +106,19 @@ class Run(RunFolder):
         from pe_bench.report.columns import show
         from pe_bench.report.probes import show_probes
 
-        if any(row.protocol == PROBE for row in self.scored):  # and then all are
+        if any(row.protocol == PROBE for row in self.scored):  # then all rows are of probes
             return text_of(partial(show_probes, probes_of_rows(self.scored, lambda name: self)))
-        return text_of(partial(show, run_tables(self.scored, self.path, self.margin, self.lengths)))
+        tables = run_tables(self.scored, self.path, self.margin, self.lengths)
+        return text_of(partial(show, tables))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """What a call of `evaluate` asks for. None keeps the value of the run's configuration.
+    """The options of a call of `evaluate`. None keeps the value of the run's configuration."""
 
-    lengths: in tokens. with_: other encodings to score the weights under. protocol to half: keys of `eval`.
-    device, threads, cache_dir: keys of the machine. force: score what is not compatible, and label it. plain:
-    keep a checkpoint's own attention. reference: the length that a checkpoint is measured from, in tokens.
-    key_tokens_of: the run that chooses key targets, or its name. config_dir: folders with encodings. code:
-    files that are trusted. data_path: where the data lie now. overrides: KEY=VALUE for a checkpoint.
-    """
-
-    lengths: list[int] | None = None
-    with_: tuple[Requested, ...] = ()
+    lengths: list[int] | None = None  # tokens
+    with_: tuple[Requested, ...] = ()  # other encodings under which the weights are scored
+    # Keys of `eval`.
     protocol: str | None = None
     max_length: int | None = None
     targets: int | None = None
@@ -131,22 +127,23 @@ class Evaluation:
     per_position: bool | None = None
     precision: str | None = None
     half: str | None = None
+    # Keys of the machine.
     device: str | None = None
     threads: int | str | None = None
     cache_dir: str | None = None
-    force: bool = False
-    plain: bool = False
-    reference: int | None = None
-    key_tokens_of: Path | str | None = None
-    config_dir: tuple[Path, ...] = ()
-    code: tuple[Path, ...] = ()
-    data_path: str | None = None
+    force: bool = False  # score encodings that are not compatible, and label them
+    plain: bool = False  # keep a Hugging Face model's own attention
+    reference: int | None = None  # the length from which a Hugging Face model is measured, in tokens
+    key_tokens_of: Path | str | None = None  # the run that chooses key targets, or its name
+    config_dir: tuple[Path, ...] = ()  # folders with encodings
+    code: tuple[Path, ...] = ()  # trusted files
+    data_path: str | None = None  # the data's present location
     results_dir: Path = Path("results")
-    overrides: tuple[str, ...] = ()
+    overrides: tuple[str, ...] = ()  # KEY=VALUE for a Hugging Face model
 
     @classmethod
     def read(cls, **arguments: Any) -> Self:
-        """Return the request that the arguments of a call make, as `api` has them. Raises `UserError`."""
+        """Convert and check the arguments of a call of `api`. Raises `UserError`."""
         check_texts("results_dir", arguments["results_dir"])
         values = {name: plain_value(value) for name, value in arguments.items()}
         folders = tuple(map(Path, listed(values["config_dir"])))
@@ -164,32 +161,32 @@ class Evaluation:
 
     @property
     def probe(self) -> Probe | None:
-        """Return the windows of a probe; None where texts are scored as they are."""
+        """Return the probe of a call of `probe`, else None."""
         return None
 
     @property
     def changes(self) -> dict[str, Any]:
-        """Return the values of `eval` that replace those of a run's configuration."""
-        return without_none(
-            {name: getattr(self, name) for name in EvalConfig.__match_args__ if hasattr(self, name)}
-        )
+        """Return the values of `eval` that replace the values of a run's configuration."""
+        names = [name for name in EvalConfig.__match_args__ if hasattr(self, name)]
+        return without_none({name: getattr(self, name) for name in names})
 
     @property
     def machine(self) -> dict[str, Any]:
+        """Return the keys of the machine in this call."""
         return without_none({name: getattr(self, name) for name in MACHINE_KEYS})
 
     @property
     def run_options(self) -> dict[str, Any]:
-        """Return the options that checkpoints do not have."""
+        """Return the options that only runs have."""
         return {"key_tokens_of": self.key_tokens_of, "code": self.code}
 
     @property
     def checkpoint_options(self) -> dict[str, Any]:
-        """Return the options that runs do not have."""
+        """Return the options that only Hugging Face models have."""
         return {"overrides": self.overrides, "plain": self.plain, "reference": self.reference}
 
     def judge(self) -> Path | None:
-        """Return the run that chooses key targets. Raises `UserError` where there is none of its name."""
+        """Return the run that chooses key targets. Raises `UserError` for a name of no run."""
         if isinstance(self.key_tokens_of, str):
             return find_run(self.key_tokens_of, self.results_dir)
         return self.key_tokens_of
@@ -197,15 +194,11 @@ class Evaluation:
 
 @dataclass(frozen=True, kw_only=True)
 class Probing(Evaluation):
-    """What a call of `probe` asks for.
+    """The options of a call of `probe`. Raises `UserError` for values that no probe has."""
 
-    depths, windows: how many. task: the kind of a checkpoint's prompts. Raises `UserError` for what no probe
-    has.
-    """
-
-    depths: int | None = None
-    windows: int | None = None
-    task: str | None = None
+    depths: int | None = None  # number
+    windows: int | None = None  # number
+    task: str | None = None  # the kind of a Hugging Face model's prompts
 
     def __post_init__(self) -> None:
         _ = self.probe  # a mistake is found before anything is scored
@@ -236,38 +229,30 @@ class Probing(Evaluation):
 
 
 class Loaded(NamedTuple):
-    """A finished run or a checkpoint of another program, and what to score of it.
-
-    trained: the weights; None where the model of the job has them already, as a checkpoint's does.
-    """
+    """A finished run or a Hugging Face model with its plans."""
 
     job: Job
     plans: Sequence[Plan]
-    trained: checkpoint.Checkpoint | None = None
+    trained: checkpoint.Checkpoint | None = None  # a run's weights; a Hugging Face model has them already
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """A run or a checkpoint that is ready to be scored.
-
-    config: its own with what is asked for. others: the encodings to score its weights under too. judge: the
-    run that chooses key targets. lengths: those that were asked for. loaded: a checkpoint, which has to be
-    loaded to be checked; None for a run, of which many may be ready. waits: called with a message where
-    another process works on the run.
-    """
+    """A run or a Hugging Face model that is ready to be scored."""
 
     folder: Path
-    config: Config
+    config: Config  # its own, with the changes of the call
     planner: Planner
-    others: Sequence[OtherEncoding]
+    others: Sequence[OtherEncoding]  # encodings under which its weights are scored too
     results_dir: Path
-    judge: Path | None = None
-    lengths: Sequence[int] = ()
+    judge: Path | None = None  # the run that chooses key targets
+    lengths: Sequence[int] = ()  # that the call named
+    # A Hugging Face model is loaded to be checked. Runs are not: many may be ready at once.
     loaded: Loaded | None = None
-    waits: Callable[[str], None] | None = None
+    waits: Callable[[str], None] | None = None  # called with a message if another process works on the run
 
     def score(self) -> Run:
-        """Score what is not scored yet. Raises `UserError`, `RunError`."""
+        """Compute the missing scores. Raises `UserError`, `RunError`."""
         loaded = self.loaded or load_finished(self.folder, self.config, self.planner)
         with said_once(_scoring):
             rows = score_finished(loaded, self.results_dir, self.others, self.judge, self.waits)
@@ -275,19 +260,20 @@ class Prepared:
 
 
 def score(run: Run | str | Path, request: Evaluation) -> Run:
-    """Score the run or the checkpoint that an argument of a call names. Raises `UserError`, `RunError`."""
+    """Score a run or a Hugging Face model. run: also a name. Raises `UserError`, `RunError`."""
     if is_checkpoint(run):
         return prepare(str(run), request).score()
-    path = run.path if isinstance(run, Run) else find_run(str(run), request.results_dir)
+    named = run.path if isinstance(run, Run) else None
+    path = named or find_run(str(run), request.results_dir)
     if path.parent.name == "runs":
         request = replace(request, results_dir=path.parent.parent)
     return prepare(path, request).score()
 
 
 def score_each(runs: Sequence[Path], request: Evaluation) -> tuple[list[Run], list[str]]:
-    """Score runs; return those that were scored, and a line for each that failed where there are several.
+    """Score runs; return the scored runs, and a line for each failure.
 
-    All are checked before the first is scored. Raises `UserError`, and what the scoring of a single run does.
+    All runs are checked before the first is scored. Raises `UserError`; with a single run, also `RunError`.
     """
     if len(runs) == 1:
         run = prepare(runs[0], request).score()
@@ -323,11 +309,10 @@ def prepare(
     waits: Callable[[str], None] | None = None,
     planner: Planner | None = None,
 ) -> Prepared:
-    """Return a run at a path, or a checkpoint, ready to be scored. Raises `UserError` for what cannot work.
+    """Check a run at a path, or a named Hugging Face model, and a request to score it. Raises `UserError`.
 
-    section: the section `eval` that the request changes; the run's own if None. waits: is called with a
-    message if another process works on the run, before waiting for it. planner: plans what is scored; None:
-    the request's planner.
+    section: the section `eval` that the request changes; None: the run's own. waits: called with a message
+    before waiting for another process that works on the run. planner: of the scores; None: the request's.
     """
     if isinstance(run, Path):
         option_is_for = "a checkpoint (hf:FOLDER)"
@@ -372,14 +357,14 @@ def prepare(
 
 
 def _config_of_run(run: Path, request: Evaluation, section: EvalConfig | None) -> Config:
-    """Return a run's configuration with the changes that are asked for, checked like any other."""
+    """Return a run's configuration with the changes of a request, checked like any configuration."""
     trained = read_config(run)
     task = trained.task["name"] if trained.task is not None else ""
     message = f"a probe needs text, and {run} answers task={task}: score it with pe-bench eval"
     require(not (request.probe and task), message)
     if section is not None:
         trained = replace(trained, eval=section)
-    # A run may come from a stranger: where tokens are cached is for its reader to say.
+    # A run may come from a stranger, whose cache folder is not used.
     values = {**to_plain(trained), "cache_dir": None, **request.machine}
     values["eval"].update(request.changes)
     if request.data_path is not None:
@@ -413,15 +398,18 @@ def load_finished(run: Path, config: Config, planner: Planner = make_plans) -> L
     if config.checkpoint is not None:
         return Loaded(replace(job, folder=run), plans)
     trained = checkpoint.require_trained(run, config.train.total_steps)
-    if result.get("data_hash") != job.data.hash:
+    trained_hash = result.get("data_hash")
+    if trained_hash != job.data.hash:
+        hashes = f"(hash {job.data.hash} now, {trained_hash} then)"
         say(
-            f"warning: data={config.data.name} is not what {run.name} was trained on "
-            f"(hash {job.data.hash} now, {result.get('data_hash')} then): these rows get a table of their own"
+            f"warning: data={config.data.name} is not what {run.name} was trained on {hashes}: "
+            "these rows get a table of their own"
         )
     # The label and the setting are those of the training, wherever it is scored.
     label = str(result.get("encoding", job.label))
     dtype = str(result.get("train_dtype"))
-    is_same = EncodingSpec(config.encoding).identity() == EncodingSpec(job.config.encoding).identity()
+    scored_with = EncodingSpec(job.config.encoding)
+    is_same = EncodingSpec(config.encoding).identity() == scored_with.identity()
     job = replace(
         job,
         label=label,
@@ -440,11 +428,11 @@ def score_finished(
     judge: Path | None = None,
     waits: Callable[[str], None] | None = None,
 ) -> list[Row]:
-    """Score what is loaded, then its weights under `replacements`; return the rows.
+    """Score a loaded model, then its weights under `replacements`; return the rows.
 
-    The rows of a run in `results_dir` are added to its results.csv. A checkpoint becomes a finished run here.
-    judge: a run whose scores decide which targets are key. It gets no key targets itself: they flatter it.
-    waits: called with the reason before this waits for another process; if None, that one is an error.
+    The rows of a run in `results_dir` are added to its results.csv. A scored Hugging Face model becomes a
+    finished run. judge: a run whose scores choose the key targets; it gets none itself, because they flatter
+    it. waits: called with a message before this waits for another process; with None, that is an error.
     """
     job, plans, trained = loaded
     run = job.folder
@@ -453,7 +441,9 @@ def score_finished(
         judge = None
     message = f"{OPTION} chooses targets in runs, and {run.name} is a checkpoint: leave the option out"
     require(judge is None or trained is not None, message)
-    judged = {} if judge is None else key_slices(judge, plans, job.config.train.length)
+    judged = {}
+    if judge is not None:
+        judged = key_slices(judge, plans, job.config.train.length)
     if trained is None:
         models_under(job, replacements)  # so that an error in the last comes before anything is written
     with at_work(job, waits, machine.LESS_TO_SCORE):
@@ -466,7 +456,8 @@ def score_finished(
             write_result(job, None)
         if judge is not None:
             keep_slices(run, judged, judge.name)
-        if (runs.read_result(run) or {}).get("data_hash") == job.data.hash:
+        result = runs.read_result(run) or {}
+        if result.get("data_hash") == job.data.hash:
             score_missing_anchors(job, plans, rows)
     if run.resolve().parent == (results_dir / "runs").resolve():
         runs.gather_and_warn(results_dir)

@@ -1,4 +1,4 @@
-"""`export`: a finished run, or a checkpoint with a scaling, as a folder that transformers loads."""
+"""`export`: a finished run, or a Hugging Face model with a scaling, as a folder that transformers loads."""
 
 import json
 import secrets
@@ -77,9 +77,9 @@ def export_run(name: str, folder: Path, results_dir: Path) -> None:
 
 
 def export_checkpoint(text: str, scaling: str, folder: Path, results_dir: Path) -> None:
-    """Write a checkpoint with a scaling in its configuration to a new folder.
+    """Write a Hugging Face model with a scaling in its configuration to a new folder.
 
-    text: hf:FOLDER or hf:OWNER/NAME. scaling: such as `yarn factor=2`. Raise `UserError`, `RunError`.
+    text: hf:FOLDER or hf:OWNER/NAME. scaling: such as `yarn factor=2`. Raises `UserError`, `RunError`.
     """
     _require_new(folder)
     config = checkpoint_config(text, [], {}, {}, results_dir)
@@ -90,13 +90,11 @@ def export_checkpoint(text: str, scaling: str, folder: Path, results_dir: Path) 
     opened = open_checkpoint(source, load_config(source), length, begins, torch.float32, plain=False)
     why = opened.model.fixed_encoding
     require(not why, f"{source.name} {why}, so --with has nothing to replace")
-    others = find_others(
-        read_with([scaling]), source.name, replace(config, encoding=opened.encoding, model=opened.size)
-    )
+    config = replace(config, encoding=opened.encoding, model=opened.size)
+    others = find_others(read_with([scaling]), source.name, config)
     way_out = "give a single one with its factor, such as 'yarn factor=2'"
-    require(
-        len(others) == 1, f"--with {scaling} is not one encoding other than that of {source.name}: {way_out}"
-    )
+    message = f"--with {scaling} is not one encoding other than that of {source.name}: {way_out}"
+    require(len(others) == 1, message)
     spec = others[0].encoding
     has_factor = spec.base.options.get("factor", 1.0) is not None
     require(has_factor, f"--with {scaling} has another factor in each window, and a file has one: {way_out}")
@@ -107,7 +105,8 @@ def export_checkpoint(text: str, scaling: str, folder: Path, results_dir: Path) 
         try:
             if source.gguf is None:
                 _copy(source, temporary)
-                (temporary / CONFIG).write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+                text = json.dumps(values, indent=2)
+                (temporary / CONFIG).write_text(f"{text}\n", encoding="utf-8")
             else:
                 write_weights(temporary, source, opened.model.causal, values)
             written = Source(f"hf:{temporary}", temporary)
@@ -120,7 +119,7 @@ def export_checkpoint(text: str, scaling: str, folder: Path, results_dir: Path) 
 
 
 def _copy(source: Source, folder: Path) -> None:
-    """Copy the weights and the tokenizer of a checkpoint to a folder."""
+    """Copy the weights and the tokenizer of a Hugging Face model to a folder."""
     names = [TOKENIZER, TOKENIZER_CONFIG, GENERATION]
     if source.is_indexed:
         names.append(INDEX)
@@ -133,7 +132,8 @@ def _require_new(folder: Path) -> None:
     """Raise `UserError` for a path that cannot become a new folder."""
     message = f"--hf {folder} is no name of a new folder: say --hf {folder}/NAME"
     require(folder.name not in ("", ".."), message)
-    is_new = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
+    is_empty = folder.is_dir() and not any(folder.iterdir())
+    is_new = is_empty or not folder.exists()
     require(is_new, f"--hf {folder} exists and is not empty: name a new folder")
 
 
@@ -152,9 +152,11 @@ Made by `{command}`; run {name}, weights SHA-256 {weights}.
 
 
 def _card(run: RunFolder, config: Config, parameters: int, weights: str) -> str:
-    """Return the model card: its front matter for programs, and what was trained and scored for people."""
-    rows = [row for row in run.rows if row.scored_with == row.encoding and row.protocol == "paired"]
-    tables = run_tables([row for row in rows if not row.half], run.path, config.report.margin)
+    """Return the model card: front matter for programs, and facts of the training and scores for people."""
+    trained = [row for row in run.rows if row.scored_with == row.encoding]
+    rows = [row for row in trained if row.protocol == "paired"]
+    whole = [row for row in rows if not row.half]
+    tables = run_tables(whole, run.path, config.report.margin)
     metrics = []
     if tables and tables[0].measure is BITS:
         for record in tables[0].records:

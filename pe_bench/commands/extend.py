@@ -1,7 +1,7 @@
 """`extend`: a trained model at longer texts, without and with a little more training, in one table.
 
-It scores the unchanged runs and each scaling of them as `evaluate` does, goes on from them with each as a
-sweep of `train` does, and reads the table of the family.
+It scores the unchanged runs and each scaling of them with `evaluate`, trains them further with each scaling
+in a sweep of `train`, and reads the table of the family.
 """
 
 import json
@@ -50,7 +50,7 @@ from pe_bench.values import check_type
 
 DEFAULT = ("yarn", "rope_ntk", "rope_pi")
 SEARCHED = "searched.json"
-OF_RUN = ("encoding.", "model.", "data.", "tokenizer.", "train.")  # keys in which runs may not differ
+SHARED_SECTIONS = ("encoding.", "model.", "data.", "tokenizer.", "train.")  # with the same keys in all runs
 SHARE_OF_RATE = 0.2  # of the first stage's learning rate
 
 
@@ -65,7 +65,7 @@ class Extended:
         return text_of(partial(show, self.tables))
 
     def plot(self, path: str | Path) -> None:
-        """Draw loss by length to a PNG, SVG or PDF file; beside trained lines, untrained ones are dashed."""
+        """Draw loss by length to a PNG, SVG or PDF file; untrained lines among trained ones are dashed."""
         from pe_bench.report.draw import plot_tables
 
         plot_tables(self.tables, Path(path))
@@ -85,12 +85,16 @@ def extend_runs(
     lengths: Sequence[int] = (),
     targets: int | None = None,
 ) -> Extended:
-    """Do as `api.extend` does. Raises `UserError`, `RunError`."""
+    """Extend runs, or one Hugging Face model; the arguments are those of `api.extend`.
+
+    Raises `UserError`, `RunError`.
+    """
     requested = read_with(with_ or [",".join(DEFAULT)])
     require(tokens is not None or not long, "--long trains with as many tokens as both stages: give --tokens")
     if any(map(is_checkpoint, runs)):
         require(to.endswith("x"), f"--to {to} of a checkpoint: say how many times longer, such as 4x")
-        require(len(runs) == 1, f"give one checkpoint at a time, not {', '.join(runs)}")
+        names = ", ".join(runs)
+        require(len(runs) == 1, f"give one checkpoint at a time, not {names}")
         require(not long, "--long trains a run from the start, and a checkpoint has no such: leave it out")
         require(train_layers is None or tokens is not None, "--train-layers has no effect without --tokens")
         refuse_scored_keys(typed_values(overrides))
@@ -119,8 +123,9 @@ def extend_runs(
     message = "torchrun starts the processes of one training: start pe-bench extend without it"
     require(world_size() == 1, message)
     paths = find_runs(runs, results)
-    # A later stage has the name of its encoding, too.
-    paths = without_tries([path for path in paths if RunFolder(path).first_stage is None] or paths)
+    # The name of an encoding also finds later stages.
+    first_stages = [path for path in paths if RunFolder(path).first_stage is None]
+    paths = without_tries(first_stages or paths)
     config = read_config(paths[0])
     typed = sorted_by_use(overrides)
     given = _check(paths, config, typed, is_trained=tokens is not None)
@@ -132,7 +137,8 @@ def extend_runs(
         cache_dir=given.get("cache_dir"),
     )
     first = config.train.length
-    length = round(_times(to) * (first if to.endswith("x") else 1))
+    unit = first if to.endswith("x") else 1
+    length = round(_times(to) * unit)
     require(length > first, f"--to {to} is not longer than train.length={first}: say 4x, or more tokens")
     requested = [_searched(each, paths[0], config, length) for each in requested]
     chosen = stretched_lengths(config.eval, first, length, lengths)
@@ -145,8 +151,9 @@ def extend_runs(
             jobs += stages.from_the_start(tokens)
         summary = launch(jobs, typed.launcher)
         summary.end()
-        paths += dict.fromkeys(Path(state.run) for state in summary.states if state.run is not None)
-    # Encodings that were scored before get no line: their targets may be others.
+        trained = [state.run for state in summary.states if state.run is not None]
+        paths += dict.fromkeys(map(Path, trained))
+    # Encodings that were scored in earlier calls get no line: they may have other targets.
     labels = {row.scored_with for row in scored}
     for path in paths:
         labels |= {row.encoding for row in RunFolder(path).rows}
@@ -161,9 +168,9 @@ def extend_runs(
 
 
 def _check(runs: Sequence[Path], config: Config, typed: Typed, *, is_trained: bool) -> Mapping[str, Any]:
-    """Return the values that were typed, by their keys.
+    """Return the values of the overrides by their keys.
 
-    Raises `UserError` for runs that differ in more than the seed, and for overrides that no job has.
+    Raises `UserError` for runs that differ in more than the seed, and for overrides without effect.
     """
     names = ", ".join(run.name for run in runs)
     if is_trained:
@@ -174,12 +181,12 @@ def _check(runs: Sequence[Path], config: Config, typed: Typed, *, is_trained: bo
     differing = []
     for key in folders[0].flat_config:
         values = {str(folder.flat_config.get(key)) for folder in folders}
-        if key.startswith(OF_RUN) and len(values) > 1:
+        if key.startswith(SHARED_SECTIONS) and len(values) > 1:
             differing.append(key)
     rows = chain.from_iterable(folder.rows for folder in folders)
-    is_alike = len({(row.setting, row.encoding) for row in rows}) == 1
-    differ = f"{names} differ in {', '.join(differing[:3]) or 'their code'}"
-    require(is_alike, f"{differ}: name runs that differ only in the seed")
+    lines = {(row.setting, row.encoding) for row in rows}
+    keys = ", ".join(differing[:3]) or "their code"
+    require(len(lines) == 1, f"{names} differ in {keys}: name runs that differ only in the seed")
     jobs = planned(typed.job_overrides, config.search, choice=own_choice(config), values=own_values(config))
     for text in typed.runs:
         message = f"{text} is for further training, and without --tokens there is none: give --tokens"
@@ -189,7 +196,7 @@ def _check(runs: Sequence[Path], config: Config, typed: Typed, *, is_trained: bo
 
 
 def refuse_scored_keys(keys: Container[str]) -> None:
-    """Raise `UserError` for keys of what is scored: options of `extend` set them for all lines."""
+    """Raise `UserError` for keys of the scores that options of `extend` set for all lines."""
     for option in ("lengths", "targets"):
         message = f"eval.{option} is not for all lines of the table: say --{option}, which is for all"
         require(f"eval.{option}" not in keys, message)
@@ -197,17 +204,13 @@ def refuse_scored_keys(keys: Container[str]) -> None:
 
 @dataclass(frozen=True)
 class Stages:
-    """Later stages of runs that differ in their seeds alone, as jobs of a sweep.
-
-    config: that of the first run. length: of the windows, in tokens. request: how the unchanged runs are
-    scored. overrides: typed ones for all stages.
-    """
+    """Makes the jobs of a sweep for later stages of runs that differ only in their seeds."""
 
     runs: Sequence[Path]
-    config: Config
-    length: int
-    request: Evaluation
-    overrides: Sequence[str]
+    config: Config  # of the first run
+    length: int  # of the windows, in tokens
+    request: Evaluation  # by which the unchanged runs are scored
+    overrides: Sequence[str]  # of the command, for all stages
 
     def further(self, requested: Sequence[Requested], tokens: int) -> list[Planned]:
         """Return jobs that go on from each run with each encoding."""
@@ -224,7 +227,7 @@ class Stages:
         return jobs
 
     def from_the_start(self, tokens: int) -> list[Planned]:
-        """Return a job beside each run that trains its model on as many tokens as both stages together."""
+        """Return a job for each run that trains its model from the start on the tokens of both stages."""
         train = self.config.train
         message = f"--long counts the tokens of one stage, and {self.runs[0].name} has more: leave it out"
         require(train.from_run is None, message)
@@ -232,9 +235,10 @@ class Stages:
         return [_labelled(job) for job in jobs]
 
     def _jobs(self, key: str, tokens: int) -> list[Planned]:
-        """Return jobs with the runs' own encoding, each of which names its run by `key`."""
+        """Return jobs with the runs' own encoding. key: of a job's run, such as `train.from`."""
         train = self.config.train
-        batch = self.length * max(1, round(train.batch_tokens / self.length))
+        windows = max(1, round(train.batch_tokens / self.length))
+        batch = self.length * windows
         steps = math.ceil(tokens / batch)
         values = {
             **own_values(self.config),
@@ -248,7 +252,7 @@ class Stages:
         if self.request.targets is not None:
             values["eval.targets"] = self.request.targets
         if key == "train.from":
-            # At the full rate, what was learned before is lost.
+            # At the full rate, the first stage's learning is lost.
             values["train.lr"] = train.lr * SHARE_OF_RATE
         jobs = []
         for run in self.runs:
@@ -264,13 +268,14 @@ class Stages:
 
 def _labelled(job: Planned) -> Planned:
     """Return a job with its encoding in its label."""
-    return replace(job, label=f"encoding={name_of(job.config)} {job.label}".rstrip())
+    label = f"encoding={name_of(job.config)} {job.label}"
+    return replace(job, label=label.rstrip())
 
 
 def _searched(requested: Requested, run: Path, config: Config, length: int) -> Requested:
-    """Return an encoding with what its method searches for the first run, which stands for the other seeds.
+    """Return an encoding with the values that its method searches, for a method that searches.
 
-    It is kept in the run's folder, so that it is searched once.
+    They are searched for the first run, used for all seeds, and kept in the first run's folder.
     """
     option = option_to_give(requested, config.search, "searched")
     if not option:
@@ -287,9 +292,9 @@ def _searched(requested: Requested, run: Path, config: Config, length: int) -> R
 
 
 def _read_searched(path: Path) -> dict[str, list[float]]:
-    """Return the numbers that were found for a run, by what they were searched for; none without the file.
+    """Return the numbers found for a run, by the text of an encoding and length; empty without the file.
 
-    Raise `RunError` for a damaged file.
+    Raises `RunError` for a damaged file.
     """
     if not path.exists():
         return {}
@@ -311,8 +316,7 @@ def _score(
 ) -> list[Row]:
     """Score the runs unchanged and with each encoding at the lengths of the request; return all rows.
 
-    request: also says where results lie, and what is used of the machine. With `is_trained`, pass over
-    encodings that do not fit.
+    is_trained: pass over encodings that cannot be scored without training.
     """
     config = read_config(runs[0])
     others: list[Requested] = []
@@ -334,7 +338,7 @@ def _score(
 
 
 def _with_lengths(text: str, request: Evaluation, to: float) -> Evaluation:
-    """Return the request for a checkpoint, with the lengths that are scored.
+    """Return the request for a Hugging Face model with the lengths to score.
 
     to: the longer length over the training length.
     """
@@ -342,13 +346,14 @@ def _with_lengths(text: str, request: Evaluation, to: float) -> Evaluation:
         text, request.overrides, {}, {}, request.results_dir, data_path=request.data_path
     )
     if request.lengths is None and config.eval.lengths is not None:
-        return request  # those of an experiment
+        return request  # an experiment has its lengths
     length = round(to * config.trained_length)
     lengths = stretched_lengths(config.eval, config.trained_length, length, request.lengths or ())
     return replace(request, lengths=lengths)
 
 
 def _times(to: str) -> float:
+    """Return the number of `--to`, such as 4 of `4x`. Raises `UserError`."""
     is_number = re.fullmatch(r"\d+(\.\d+)?x?", to) is not None
     times = float(to.removesuffix("x")) if is_number else 0.0
     require(times > 1, f"--to {to} is no length past training: say 4x, or a number of tokens such as 512")

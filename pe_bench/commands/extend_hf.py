@@ -1,12 +1,10 @@
-"""`extend hf:...` with `--tokens`: a checkpoint trained a little further at longer texts.
+"""`extend hf:...` with `--tokens`: a Hugging Face model trained a little further at longer texts.
 
-Each scaling gets a folder that transformers reads, with the trained weights and with the scaling in its
-config.json. The table has the checkpoint unchanged, under each scaling without training, and trained with
-each, on the validation side of the text.
+Each scaling gets a folder that transformers reads, with the trained weights, and with the scaling in its
+config.json. The table has the model unchanged, under each scaling without training, and trained with each
+scaling, on the validation side of the text.
 """
 
-import hashlib
-import json
 import math
 import shutil
 from collections.abc import Iterator, Sequence
@@ -36,6 +34,7 @@ from pe_bench.report.groups import Selection
 from pe_bench.report.records import Table
 from pe_bench.runs.find import Condition
 from pe_bench.runs.folder import locked, record_error
+from pe_bench.runs.job import hashed
 from pe_bench.scoring.other_encodings import OtherEncoding, Requested, find_others
 from pe_bench.scoring.stages import stretched_lengths, with_factor
 from pe_bench.system import machine
@@ -43,12 +42,12 @@ from pe_bench.system.cost import Pace, count, expect, said_once
 from pe_bench.system.files import remove_leftovers, replace_folder, write_json
 from pe_bench.system.signals import world_size
 from pe_bench.system.terminal import progress_bar, say
-from pe_bench.training.group import Group, joined
+from pe_bench.training.group import Group, join_processes
 from pe_bench.training.trainer import Step, show_progress
 
-# Of the identity of a trained folder: raised where the same settings give other weights than before.
+# Part of the identity of a trained folder: raised when the same settings give other weights than before.
 VERSION = 1
-BATCH_TOKENS = 16_384  # in a step, or one window where that is longer
+BATCH_TOKENS = 16_384  # in a step, or one longer window
 # Chen et al. 2023 (arXiv:2306.15595) and Peng et al. 2023 (YaRN, arXiv:2309.00071) train Llama 7B further at
 # this rate, without weight decay, after 20 steps of warm-up; it is a fifth of a final rate of 1e-4.
 RATE, WARMUP_STEPS = 2e-5, 20
@@ -64,19 +63,15 @@ LESS_MEMORY = "--train-layers N, train.micro_batches=N, or a shorter --to"
 
 @dataclass(frozen=True)
 class Stage:
-    """A further training of a checkpoint with one scaling.
-
-    other: the scaling. values: config.json of the result. facts: what the trained weights follow from.
-    target: the folder of the result.
-    """
+    """A further training of a Hugging Face model with one scaling."""
 
     source: Source
     config: Config
-    other: OtherEncoding
+    other: OtherEncoding  # the scaling
     settings: Settings
-    values: dict[str, Any]
-    facts: dict[str, Any]
-    target: Path
+    values: dict[str, Any]  # config.json of the result
+    facts: dict[str, Any]  # that decide the trained weights
+    target: Path  # the folder of the result
 
     @property
     def workplace(self) -> Path:
@@ -93,18 +88,19 @@ def extend_hf(
     overrides: Sequence[str],
     scores: Evaluation,
 ) -> tuple[list[Path], list[Table]]:
-    """Train a checkpoint further with each scaling; return the folders of the scored runs, and their tables.
+    """Train a model further with each scaling; return the folders of the scored runs, and their tables.
 
     text: hf:FOLDER or hf:OWNER/NAME. to: the longer length over the training length. tokens: to train on.
-    train_layers: how many of the last layers are trained; None for all. overrides: of the data, the
-    training and the machine. scores: which lengths and how many targets are scored, where the text lies, and
-    where results lie. Nothing is returned in other processes of torchrun than the first.
+    train_layers: number of the last layers to train; None for all. overrides: of the data, the training and
+    the machine. scores: the lengths, the number of targets, and the folders of the text and of results. In
+    processes of torchrun after the first, both lists are empty.
     """
     for_scores = without_keys(overrides, TRAINING_KEYS)
     for_training = [each for each in overrides if each not in for_scores]
     keys = typed_values(for_scores)
     message = "the further training needs text: say --text DIR, of text files"
-    require(scores.data_path is not None or "data" in keys or "data.path" in keys, message)
+    has_text = scores.data_path is not None or "data" in keys or "data.path" in keys
+    require(has_text, message)
     if VALIDATION not in keys and "data.validation_path" not in keys:
         for_scores.append(f"{VALIDATION}={DataConfig.validation_fraction}")
     config = checkpoint_config(text, for_scores, {}, {}, scores.results_dir, data_path=scores.data_path)
@@ -128,7 +124,8 @@ def _settings(
     given = typed_values(overrides)
     batch = length * max(1, BATCH_TOKENS // length)
     typed = str(given.get("train.batch_tokens", batch))
-    steps = math.ceil(tokens / (int(typed) if typed.isdecimal() else batch))
+    step_tokens = int(typed) if typed.isdecimal() else batch
+    steps = math.ceil(tokens / step_tokens)
     defaults = {
         "train.optimizer": "adamw",
         "train.length": length,
@@ -171,15 +168,16 @@ def _stages(config: Config, settings: Settings, requested: Sequence[Requested]) 
         require(len(others) == 1, message)
         values = rescaled_config(source, opened, others[0].encoding, config.trained_length)
         facts = _facts(config, settings, data, others[0])
-        key = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:8]
-        name = f"{source.name}-{others[0].encoding.base.name}-{settings.train.length}-{key}"
+        key = hashed(facts)
+        scaling = others[0].encoding.base.name
+        name = f"{source.name}-{scaling}-{settings.train.length}-{key}"
         target = Path(config.results_dir).resolve() / "models" / name
         stages.append(Stage(source, config, others[0], settings, values, facts, target))
     return stages
 
 
 def _open(config: Config, source: Source) -> Opened:
-    """Open a checkpoint in float32. Raise `UserError` where its encoding cannot be replaced."""
+    """Open a model in float32. Raise `UserError` if its encoding cannot be replaced."""
     assert config.checkpoint is not None
     begins = config.checkpoint.begins
     length = config.trained_length
@@ -209,31 +207,33 @@ def _facts(config: Config, settings: Settings, data: Data, other: OtherEncoding)
 
 
 def _train(stage: Stage) -> bool:
-    """Train what is not trained, and write the folder of the result.
+    """Train a stage unless its folder exists, and write the folder.
 
-    Return whether this process is the first of those that train together, which goes on alone.
+    Returns whether this process is the first of the training's processes, which goes on alone.
     """
     config = stage.config
     train = stage.settings.train
     device = machine.resolve_device(config.device)
     threads = machine.set_threads(config.threads)
-    with joined(device, train.timeout) as group:
-        is_done = group.broadcast("done" if group.is_first and stage.target.is_dir() else "")
-        if is_done:
+    with join_processes(device, train.timeout) as group:
+        has_folder = group.is_first and stage.target.is_dir()
+        if group.broadcast("done" if has_folder else ""):
             say(f"{stage.target} is already trained")
             return group.is_first
         with _at_work(stage.workplace, group), machine.explain_out_of_memory(LESS_MEMORY):
             opened = _open(config, stage.source)
             data = load_data(config)
             say(summary(data, train.length))
-            model = opened.model.with_encoding(stage.other.encoding.build(opened.size.n_layers)).to(device)
+            encoding = stage.other.encoding.build(opened.size.n_layers)
+            model = opened.model.with_encoding(encoding).to(device)
             windows = TrainingWindows(data.train, train.length, data.end_of_text)
             training = FurtherTraining(model, stage.settings, windows, group)
             count = sum(parameter.numel() for parameter in training.trained.values())
             kind = str(stage.settings.dtype).removeprefix("torch.")
             steps = f"{train.total_steps} steps of {train.batch_tokens:,} tokens at {train.length:,}"
             how = f"learning rate {train.lr:g}, products in {kind}"
-            say(f"{stage.target.name}: trains {count:,} parameters with {stage.other.label}, {steps}, {how}")
+            what = f"trains {count:,} parameters with {stage.other.label}"
+            say(f"{stage.target.name}: {what}, {steps}, {how}")
             with progress_bar(stage.target.name, train.total_steps) as bar:
                 pace = Pace()
 
@@ -254,7 +254,7 @@ def _train(stage: Stage) -> bool:
 
 @contextmanager
 def _at_work(workplace: Path, group: Group) -> Iterator[None]:
-    """Hold the folder of a training in the first of its processes, and keep there what goes wrong."""
+    """In the first process of a training, hold its folder, and record an error there."""
     if not group.is_first:
         yield
         return
@@ -265,9 +265,9 @@ def _at_work(workplace: Path, group: Group) -> Iterator[None]:
 
 
 def _write(stage: Stage, opened: Opened, about: dict[str, Any]) -> None:
-    """Write the trained checkpoint to its folder, read it again, and delete the training's folder.
+    """Write the trained model to its folder, read it again, and delete the training's folder.
 
-    Raise `RunError` where logits differ.
+    Raises `RunError` if logits differ.
     """
     with replace_folder(stage.target) as folder:
         write_weights(folder, stage.source, opened.model.causal, stage.values)
@@ -286,7 +286,7 @@ def _scored(
     requested: Sequence[Requested],
     request: Evaluation,
 ) -> tuple[list[Path], list[Table]]:
-    """Score the checkpoint, unchanged and with each scaling, and the trained ones; return runs and tables."""
+    """Score the model, unchanged and with each scaling, and the trained models; return runs and tables."""
     config = stages[0].config
     trained = config.trained_length
     length = stages[0].settings.train.length

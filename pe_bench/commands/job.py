@@ -1,7 +1,4 @@
-"""A run at work, as training and scoring both need it: loaded, locked, described in its folder, and scored.
-
-`train` and `evaluate` are built of these parts.
-"""
+"""The parts of a run's work that `train` and `evaluate` share: load, lock, describe in its folder, score."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -46,9 +43,9 @@ from pe_bench.training import checkpoint
 
 
 def load(config: Config, planner: Planner = make_plans, run: Path | None = None) -> tuple[Job, list[Plan]]:
-    """Load the data, build and try the model, and plan the scores. Raise `UserError` for what is wrong.
+    """Load the data, build and try the model, and plan the scores. Raises `UserError`.
 
-    run: the folder of a finished run, which needs its source no more.
+    run: the folder of a finished run, whose parent is not needed any more.
     """
     if config.checkpoint is not None:
         return load_checkpoint(config, planner)
@@ -68,34 +65,39 @@ def load(config: Config, planner: Planner = make_plans, run: Path | None = None)
         model = build_decoder(config, data.vocabulary, encoding)
     machine.share_cores()
     dry_run_training(model, config.train.length, config.encoding["name"])
-    learns = not config.train.only or any(model.encoding.lr_multiples(config.train.encoding_lr).values())
-    require(learns, f"train.only=encoding: {encoding.label} has no parameters to train: leave it out")
+    if config.train.only:
+        rates = model.encoding.lr_multiples(config.train.encoding_lr)
+        learns = any(rates.values())
+        require(learns, f"train.only=encoding: {encoding.label} has no parameters to train: leave it out")
     dtype = machine.resolve_precision(config.precision, device)
-    facts = identity(config, data.hash, str(dtype).removeprefix("torch."), encoding.identity())
-    folder = run or Path(config.results_dir) / "runs" / run_name(config, facts)
+    train_dtype = str(dtype).removeprefix("torch.")
+    facts = identity(config, data.hash, train_dtype, encoding.identity())
+    runs_folder = Path(config.results_dir) / "runs"
+    folder = run or runs_folder / run_name(config, facts)
     label = encoding.label
     first = None
-    together = setting(facts)
+    own_setting = setting(facts)
     if source is not None:
         before = source.config if config.train.from_run else None
-        label, first, together = source.stage(stage_label(encoding, before), config, together)
+        label, first, own_setting = source.stage(stage_label(encoding, before), config, own_setting)
     plans = planner(config, config.eval, data)
     refuse_lookahead_in_text(model, _texts(data, config.train.length), config.encoding["name"])
     start = source.run if source is not None and config.train.from_run else None
-    job = Job(config, folder, together, label, label, device, dtype, threads, data, model, first, start)
+    job = Job(config, folder, own_setting, label, label, device, dtype, threads, data, model, first, start)
     if source is not None:
         job = replace(job, kept=source.to_plain(), missing=source.missing)
     return job, plans
 
 
 def _texts(data: Data, length: int) -> Tensor:
-    """Return windows of the training side, int64 [n, length]. Raise `UserError` for data without any."""
+    """Return windows of the training text, int64 [n, length]. Raise `UserError` for data without windows."""
     sides = {side: windows_of(data, length, side=side) for side in ("training", "validation")}
-    return sides["training"].batch(TEXTS, seed=0, step=0).tokens[:, :length]
+    batch = sides["training"].batch(TEXTS, seed=0, step=0)
+    return batch.tokens[:, :length]
 
 
 def trusted(config: Config, code: Sequence[Path], *, may_differ: bool = False) -> Config:
-    """Return a run's configuration with no class from outside but those in files that the user named.
+    """Return a run's configuration with custom classes only from `code`, the files that the user trusts.
 
     may_differ: the files may have changed after the training.
     """
@@ -108,17 +110,22 @@ def trusted(config: Config, code: Sequence[Path], *, may_differ: bool = False) -
 
 @contextmanager
 def at_work(job: Job, waits: Callable[[str], None] | None, less_memory: str) -> Iterator[None]:
-    """Hold the run, keep what goes wrong in its folder, and say what is kept of it where this is stopped."""
+    """Hold the run's lock, and record an error in its folder; a stopped run says what is saved.
+
+    waits: as in `locked`. less_memory: the advice after running out of memory.
+    """
     run = job.folder
     run.mkdir(parents=True, exist_ok=True)
     explained = machine.explain_out_of_memory(less_memory)
-    with says_what_is_kept(job), runs.locked(run, waits=waits), runs.record_error(run), explained:
+    locked = runs.locked(run, waits=waits)
+    with explain_stop(job), locked, runs.record_error(run), explained:
         remove_leftovers(run)
         yield
 
 
 @contextmanager
-def says_what_is_kept(job: Job) -> Iterator[None]:
+def explain_stop(job: Job) -> Iterator[None]:
+    """Give an interruption within the context a message on the saved steps and scores."""
     try:
         yield
     except (Stopped, KeyboardInterrupt) as stopped:
@@ -130,18 +137,20 @@ def says_what_is_kept(job: Job) -> Iterator[None]:
             if newest.step == steps:
                 kept += " with what was scored"
         end = f"interrupted; {kept} is saved, and the same command continues from there"
-        if newest is None and not any((job.folder / "scores").glob("*")):
+        scores = (job.folder / "scores").glob("*")
+        if newest is None and not any(scores):
             end = "interrupted; nothing was saved yet, so the same command starts from the beginning"
         raise Stopped(str(stopped) or end) from stopped
 
 
 def describe(job: Job) -> None:
-    """Write config.yaml and environment.json, at every call: they describe the last process to work here."""
+    """Write config.yaml and environment.json; they describe the last process that worked on the run."""
     write_config(job)
     about: dict[str, Any] = {**machine.environment(job.device, job.threads)}
     if job.config.checkpoint is None:
         about["attention"] = kernel = training_kernel(job.device, job.dtype)
-        if job.device.type == "cpu" and usable_kernel(torch.float32).library is None:
+        is_compiled = usable_kernel(torch.float32).library is not None
+        if job.device.type == "cpu" and not is_compiled:
             say(f"attention: {kernel}")
     write_json(job.folder / "environment.json", about)
     if job.data.prompts is None:
@@ -154,10 +163,12 @@ def describe_data(job: Job) -> str:
     source = job.config.data
     if source.source != "files" or job.data.task is not None:
         return text
-    return text.replace(f"{job.data.name}:", f"{job.data.name} ({source.path}):", 1)
+    name = job.data.name
+    return text.replace(f"{name}:", f"{name} ({source.path}):", 1)
 
 
 def write_config(job: Job) -> None:
+    """Write config.yaml, the facts of a parent, and the code of a custom encoding."""
     runs.write_config(job.folder, job.config)
     if job.kept is not None:
         write_json(job.folder / KEPT, job.kept)
@@ -167,7 +178,7 @@ def write_config(job: Job) -> None:
 
 
 def write_result(job: Job, trained: checkpoint.Checkpoint | None) -> None:
-    """Write the file that makes a run a finished one, after all others. trained: None for a checkpoint's."""
+    """Write result.json, the last file of a finished run. trained: None for a Hugging Face model."""
     result: dict[str, Any] = {"format": runs.FORMAT, "encoding": job.label, "seed": job.config.seed}
     result |= {"steps": 0, "parameters": job.model.parameter_count}
     result |= {"data_hash": job.data.hash, "setting": job.setting}
@@ -185,13 +196,15 @@ def write_result(job: Job, trained: checkpoint.Checkpoint | None) -> None:
 
 
 def load_trained(run: Path, config: Config) -> Job:
-    """Return a finished run with its weights on the device. The classes of `config` are `trusted`."""
-    job = with_weights(load(config, run=run)[0], checkpoint.require_trained(run, config.train.total_steps))
+    """Load a finished run with its weights onto the device. config: with `trusted` classes."""
+    job, _ = load(config, run=run)
+    trained = checkpoint.require_trained(run, config.train.total_steps)
+    job = with_weights(job, trained)
     return replace(job, model=job.model.to(job.device).eval())
 
 
 def with_weights(job: Job, trained: checkpoint.Checkpoint) -> Job:
-    """Return the job with its trained weights. Raise `RunError` for a model that learned to read ahead."""
+    """Load trained weights into the job's model. Raise `RunError` for a model that learned to read ahead."""
     checkpoint.load_weights(trained.path, job.model)
     train = job.config.train
     name = job.config.encoding["name"]
@@ -207,13 +220,14 @@ def with_weights(job: Job, trained: checkpoint.Checkpoint) -> Job:
 def score_encodings(
     job: Job, plans: Sequence[Plan], replacements: Sequence[OtherEncoding] = (), bars: Bars = progress_bar
 ) -> list[Row]:
-    """Return the rows of the trained encoding, then those of others, at the same lengths and targets."""
+    """Score the trained encoding, then its replacements, at the same lengths and targets; return all rows."""
     record_command(job.folder)
     record_tag(job.folder, job.config.tag)
     models = models_under(job, replacements)
     is_changed = job.scored_with != job.label
-    # This moves what all models share to the device.
-    trained = replace(job, model=job.model.to(job.device).eval(), forced=is_changed)
+    # This moves the weights, which all models share, to the device.
+    model = job.model.to(job.device).eval()
+    trained = replace(job, model=model, forced=is_changed)
     for line in shortages(job.config.eval, plans):
         say(line)
     rows = scored_rows(job, plans) if is_changed else []
@@ -222,5 +236,6 @@ def score_encodings(
         model.encoding.to(job.device)
         under = replace(trained, model=model, scored_with=other.label, forced=other.forced)
         own = None if is_changed else trained.model
-        rows += score(under, plans, bars, own, later=len(models) - number)
+        later = len(models) - number
+        rows += score(under, plans, bars, own, later=later)
     return rows

@@ -1,4 +1,4 @@
-"""`show RUN`: what a trained model looks like, and what it writes."""
+"""`show RUN`: the picture of a trained model, and a text that it writes."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,22 +17,23 @@ from pe_bench.render.paper import save_picture
 from pe_bench.runs.find import find_run
 from pe_bench.runs.folder import RunFolder
 from pe_bench.runs.job import Job
-from pe_bench.runs.rows import has_number
+from pe_bench.runs.rows import has_number, is_as_trained
 from pe_bench.scoring.scorer import flush_denormals
 from pe_bench.system.terminal import printable, progress_bar
 
-CHARACTERS = 200  # that are written after a prompt
+CHARACTERS = 200  # to write after a prompt
 SHOWN = 60  # characters of the prompt
-MAX_WINDOW = 1_024  # tokens whose attention is drawn
+MAX_WINDOW = 1_024  # tokens of the drawn attention
 
 
 def load_run(name: str, results_dir: Path, code: Sequence[Path] = ()) -> Job:
-    """Return a finished run with its weights, on the CPU. Raise `UserError`, `RunError`.
+    """Load a finished run with its weights, on the CPU. Raises `UserError`, `RunError`.
 
-    code: files that are trusted, as the code of the run's encoding.
+    code: files that the user trusts as the code of the run's encoding.
     """
     run = find_run(name, results_dir)
-    config = prepare(run, Evaluation(code=tuple(code), results_dir=results_dir, device="cpu")).config
+    request = Evaluation(code=tuple(code), results_dir=results_dir, device="cpu")
+    config = prepare(run, request).config
     message = f"{run.name} is a checkpoint of transformers: show takes runs that pe-bench trained"
     require(config.checkpoint is None, message)
     require(
@@ -42,7 +43,7 @@ def load_run(name: str, results_dir: Path, code: Sequence[Path] = ()) -> Job:
 
 
 def draw_run(job: Job, picture: Path) -> None:
-    """Draw what the encoding of a trained model looks like, and its attention in one window by layer."""
+    """Draw the encoding of a trained model by distance, and its attention in one window, by layer."""
     model = job.model
     assert isinstance(model, Decoder)
     length = min(job.config.train.length, MAX_WINDOW)
@@ -50,41 +51,43 @@ def draw_run(job: Job, picture: Path) -> None:
     tokens_BT = _batch(document[:length])
     attention = attention_by_layer(model, tokens_BT, _ids(job, tokens_BT))
     subject = trained_encoding(job.config, model.encoding)
-    config = job.config
-    trained = f"trained on {config.train.total_steps * config.train.batch_tokens:,} tokens"
-    title = f"{job.folder.name}: {subject.label}, {trained} at {config.train.length:,}"
+    train = job.config.train
+    count = train.total_steps * train.batch_tokens
+    trained = f"trained on {count:,} tokens at {train.length:,}"
+    title = f"{job.folder.name}: {subject.label}, {trained}"
     save_picture(lambda: draw_trained(title, subject, attention), picture)
 
 
 def text_written(job: Job) -> str:
     """Return the text that a trained model writes after its training length and the longest scored length.
 
-    Each next token is the likeliest one after as many tokens as the prompt has, so that the model reads
-    texts of one length throughout.
+    Each next token is the likeliest token after the latest tokens, as many as the prompt has, so that the
+    model always reads texts of one length.
     """
     trained = job.config.train.length
-    rows = [row for row in RunFolder(job.folder).rows if row.scored_with == row.encoding and has_number(row)]
-    longest = max([trained, *(row.length for row in rows if row.control == "none")])
+    scored = [row.length for row in RunFolder(job.folder).rows if is_as_trained(row) and has_number(row)]
+    longest = max([trained, *scored])
     document = _document(job.data, longest)
     prompt = document[:longest]
     follows = document[longest : longest + CHARACTERS]
     named = {trained: "the training length"}
     if longest > trained:
         named[longest] = "the longest scored length"
-    parts = [
-        ("the end of the prompt", _text(job.data, prompt)[-SHOWN:]),
-        ("the text goes on", _text(job.data, follows)[:CHARACTERS]),
-    ]
+    parts = {
+        "the end of the prompt": _text(job.data, prompt)[-SHOWN:],
+        "the text goes on": _text(job.data, follows)[:CHARACTERS],
+    }
     for length, what in named.items():
         written = _write(job, prompt[-length:])
-        parts.append((f"written after {length:,} tokens, {what}", written))
-    return "\n\n".join(f"{heading}:\n{_indented(text)}" for heading, text in parts) + "\n"
+        parts[f"written after {length:,} tokens, {what}"] = written
+    texts = [f"{heading}:\n{_indented(text)}" for heading, text in parts.items()]
+    return "\n\n".join(texts) + "\n"
 
 
 def _document(data: Data, length: int) -> np.ndarray:
-    """Return a document of the validation text that has more tokens than `length`, with the most to spare.
+    """Return the longest document of the validation text.
 
-    Raise `RunError` where there is none.
+    Raises `RunError` if it has no more than `length` tokens.
     """
     split = data.validation
     number = int(split.lengths.argmax())
@@ -99,13 +102,14 @@ def _batch(tokens: np.ndarray) -> Tensor:
 
 
 def _ids(job: Job, tokens_BT: Tensor) -> Tensor:
-    """Return the position ids of a text, as it is scored."""
+    """Return the position ids of a text, as for scoring."""
     seed = derive_seed(job.config.eval.seed, "ids", tokens_BT.shape[1])
-    return job.model.encoding.ids(tokens_BT, train=False, generator=torch.Generator().manual_seed(seed))
+    generator = torch.Generator().manual_seed(seed)
+    return job.model.encoding.ids(tokens_BT, train=False, generator=generator)
 
 
 def _write(job: Job, prompt: np.ndarray) -> str:
-    """Return the characters that a model writes greedily, each after as many tokens as the prompt has."""
+    """Return the characters that a model writes greedily, with a context of the prompt's length."""
     length = len(prompt)
     tokens = prompt
     with torch.no_grad(), flush_denormals(), progress_bar(f"after {length:,} tokens", CHARACTERS) as bar:
@@ -120,11 +124,13 @@ def _write(job: Job, prompt: np.ndarray) -> str:
 
 
 def _text(data: Data, tokens: np.ndarray) -> str:
-    """Return the text of tokens; what is no UTF-8 has a sign in its place."""
+    """Return the text of tokens; bytes that are no UTF-8 are replaced by a sign."""
     if data.tokenizer == "bytes":
-        return bytes(token for token in tokens.tolist() if token < 256).decode(errors="replace")
+        characters = bytes(token for token in tokens.tolist() if token < 256)
+        return characters.decode(errors="replace")
     return "".join(data.vocabulary[token] for token in tokens.tolist())
 
 
 def _indented(text: str) -> str:
-    return "\n".join(f"  | {line}" for line in printable(text).split("\n"))
+    lines = printable(text).split("\n")
+    return "\n".join(f"  | {line}" for line in lines)

@@ -1,6 +1,6 @@
 """A run from beginning to end: it is prepared, trained and scored, and the rows of all runs are gathered.
 
-All checks come before anything is written. Repeating a run does what is missing, whatever moment ended it.
+All checks come before the first write. A repeated run goes on from the state in which it was interrupted.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,8 +11,8 @@ from pathlib import Path
 from pe_bench.commands.job import (
     at_work,
     describe,
+    explain_stop,
     load,
-    says_what_is_kept,
     score_encodings,
     with_weights,
     write_config,
@@ -35,7 +35,7 @@ from pe_bench.system.signals import rank, world_size
 from pe_bench.system.terminal import Bars, progress_bar, say
 from pe_bench.trackers import Tracking, check_tracker
 from pe_bench.training import checkpoint
-from pe_bench.training.group import Group, check_processes, joined, start_processes
+from pe_bench.training.group import Group, check_processes, join_processes, start_processes
 from pe_bench.training.trainer import NOTHING_TO_DO, Step, fit, show_progress
 from pe_bench.values import check_folder
 
@@ -44,10 +44,10 @@ FORWARD_PASSES = 4.5
 
 
 def train(config: Config, *, waits: Callable[[str], None] | None = None) -> tuple[Path, list[Row]]:
-    """Train what is not trained, score what is not scored, gather all results; return the run and its rows.
+    """Train and score a run, as far as this is missing, and gather all results; return its folder and rows.
 
-    waits: called with the reason before this waits for another process that is working on the run; if None,
-    that one is an error. Raise `UserError` before anything is written, `RunError` after.
+    waits: called with a message before this waits for another process that works on the run; with None,
+    such a process is an error. Raises `UserError` before the first write, `RunError` after it.
     """
     job, plans = prepare(config)
     with said_once(_runs):
@@ -63,7 +63,7 @@ def _runs(left: int) -> str:
 
 @machine.explain_out_of_memory()
 def prepare(config: Config, planner: Planner = make_plans) -> tuple[Job, list[Plan]]:
-    """Return a run that is ready to begin, and its plans. Raise `UserError` for all that can be wrong."""
+    """Load and check a run, and plan its scores; nothing is written. Raises `UserError`."""
     require(config.checkpoint is None, "a checkpoint is scored and not trained: say pe-bench eval hf:FOLDER")
     check_folder(config.results_dir, "results_dir", is_written=True)
     if world_size() > 1:  # as many as torchrun has started
@@ -89,17 +89,17 @@ def prepare(config: Config, planner: Planner = make_plans) -> tuple[Job, list[Pl
 def finish(
     job: Job, plans: Sequence[Plan], bars: Bars = progress_bar, *, waits: Callable[[str], None] | None = None
 ) -> list[Row]:
-    """Train and score a run that is prepared, with progress shown by `bars`, and return its rows.
+    """Train and score a prepared run, with progress shown by `bars`, and return its rows.
 
-    What goes wrong is kept in the run's folder too, until the run goes on. Jobs of a sweep may be scores of
-    one and the same run: each waits for the other, and calls `waits` with the reason first.
+    An error is recorded in the run's folder until the run goes on. Jobs of a sweep may score the same run:
+    one waits for the other, and calls `waits` with a message first.
     """
     processes = job.config.train.processes
     if processes > world_size() and not _is_trained(job, plans):
         _finish_in_processes(job, processes, bars, waits)
         rows = {row.key: row for row in read_rows(job.folder / "eval.csv")}
         return [rows[row_key(job, plan)] for plan in plans]
-    with joined(job.device, job.config.train.timeout) as group:
+    with join_processes(job.device, job.config.train.timeout) as group:
         if not group.is_first:
             fit(job, lambda step: None, group)
             return []
@@ -113,34 +113,41 @@ def finish(
 
 
 def _finish_in_processes(job: Job, processes: int, bars: Bars, waits: Callable[[str], None] | None) -> None:
-    """Have several processes do what `finish` does, as torchrun would."""
+    """Train and score a run in several processes, as torchrun would start them."""
     config = job.config
     if job.source is not None:
-        config = replace(config, train=replace(config.train, from_run=str(job.source.parents[1])))
-    with says_what_is_kept(job), runs.record_error(job.folder):
+        parent = str(job.source.parents[1])
+        config = replace(config, train=replace(config.train, from_run=parent))
+    with explain_stop(job), runs.record_error(job.folder):
         start_processes(processes, _finish_in_process, config, bars, waits, listener())
 
 
 def _finish_in_process(
     config: Config, bars: Bars, waits: Callable[[str], None] | None, told: Listener | None
 ) -> None:
-    job, plans = prepare(config, make_plans if rank() == 0 else lambda *_: [])
+    planner = make_plans if rank() == 0 else _no_plans
+    job, plans = prepare(config, planner)
     with told_to(told):
         finish(job, plans, bars, waits=waits)
 
 
+def _no_plans(*_: object) -> list[Plan]:
+    return []
+
+
 def _is_trained(job: Job, plans: Sequence[Plan]) -> bool:
-    """Return whether a run needs no more training steps: it is finished, with the weights or all scores."""
+    """Return whether a run needs no more training steps: it is finished, with its weights or all scores."""
     if runs.read_result(job.folder) is None:
         return False
-    is_scored = len(scored_rows(job, plans)) == len(plans)
-    return is_scored or checkpoint.final_checkpoint(job.folder, job.config.train.total_steps) is not None
+    if len(scored_rows(job, plans)) == len(plans):
+        return True
+    return checkpoint.final_checkpoint(job.folder, job.config.train.total_steps) is not None
 
 
 def _train_and_score(
     job: Job, plans: Sequence[Plan], bars: Bars, tracked: Tracking, group: Group
 ) -> list[Row]:
-    """Train a run unless it is trained, in the processes of `group`, and score what is not scored yet."""
+    """Train a run unless it is trained, in the processes of `group`, and compute the missing scores."""
     run = job.folder
     result = runs.read_result(run)
     if result is not None:
@@ -171,6 +178,7 @@ def _train_and_score(
 def _train(
     job: Job, plans: Sequence[Plan], bars: Bars, tracked: Tracking, group: Group
 ) -> checkpoint.Checkpoint:
+    """Take the missing steps of a training, and return its last checkpoint."""
     name = job.folder.name
     config = job.config
     steps, tokens = config.train.total_steps, config.train.batch_tokens

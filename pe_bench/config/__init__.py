@@ -1,1 +1,1 @@
-"""Hydra's overrides in, a checked configuration out; the keys that there are."""
+"""The keys of the configuration, and Hydra's overrides read into a checked configuration."""

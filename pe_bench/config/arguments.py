@@ -1,4 +1,4 @@
-"""The arguments of a command, read: the encodings they name, and the overrides beside them."""
+"""Read the arguments of a command: names of encodings, and overrides."""
 
 import re
 from collections.abc import Sequence
@@ -18,17 +18,22 @@ WORD = re.compile(r"""(?:[^\s'"\[]|'[^']*'|"[^"]*"|\[[^\]]*\])+""")
 
 
 def names_and_overrides(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the names of encodings, also those in `encoding=NAME`, each once; and the overrides."""
+    """Return the names of encodings, also in `encoding=NAME`, each once; and the overrides."""
     prefix = "encoding="
-    names = [text.removeprefix(prefix) for text in arguments if "=" not in text or text.startswith(prefix)]
-    overrides = [text for text in arguments if "=" in text and not text.startswith(prefix)]
+    names: list[str] = []
+    overrides: list[str] = []
+    for text in arguments:
+        if "=" not in text or text.startswith(prefix):
+            names.append(text.removeprefix(prefix))
+        else:
+            overrides.append(text)
     return list(dict.fromkeys(names)), overrides
 
 
 def configs_of(arguments: Sequence[str], search: Sequence[Path] = ()) -> dict[str, Config]:
-    """Return a configuration for each encoding that arguments name, with the overrides that are there.
+    """Return a configuration for each named encoding, with the overrides in the arguments.
 
-    An option of an encoding goes to those that have it. Raises `UserError`.
+    An option of an encoding changes all encodings that have it. Raises `UserError`.
     """
     typed_names, texts = names_and_overrides(arguments)
     require(bool(typed_names), "name an encoding; `pe-bench list encodings` has them")
@@ -41,24 +46,26 @@ def configs_of(arguments: Sequence[str], search: Sequence[Path] = ()) -> dict[st
     for name in names:
         values = compose([f"encoding={name}", *shared], search)
         in_whole = {option: in_full(name, values["encoding"], option) for option in options}
-        used |= {option for option, key in in_whole.items() if key or option.prefix}
+        used |= {option for option, whole in in_whole.items() if whole or option.prefix}
         chosen = [str(option) for option in in_whole.values() if option]
-        composed[name] = compose([f"encoding={name}", *shared, *chosen], search) if chosen else values
+        if chosen:
+            values = compose([f"encoding={name}", *shared, *chosen], search)
+        composed[name] = values
     for key in [option.key for option in options if option not in used]:
         keys = [*chain.from_iterable(map(keys_in, composed.values()))]
-        raise unknown_key(key if "." in key or close_to(key, keys) else f"encoding.{key}", keys)
+        is_whole = "." in key or close_to(key, keys)
+        raise unknown_key(key if is_whole else f"encoding.{key}", keys)
     return {name: parse_config(values, search) for name, values in composed.items()}
 
 
 def _is_option(override: Override) -> bool:
-    """Say whether it is an encoding's, such as `encoding.base=500` or for short `base=500`."""
-    return override.section == "encoding" or (
-        "." not in override.key and override.key not in (*GROUPS, *KEYS)
-    )
+    """Return true for an option of an encoding, such as `encoding.base=500` or in short `base=500`."""
+    is_short = "." not in override.key and override.key not in (*GROUPS, *KEYS)
+    return is_short or override.section == "encoding"
 
 
 def in_sections(overrides: Sequence[str], sections: Sequence[str]) -> list[str]:
-    """Return the overrides of keys that lie in some sections, or are named by themselves."""
+    """Return the overrides of keys in these sections; a key without section is its own section."""
     return [text for text in overrides if parse_override(text).section in sections]
 
 
@@ -67,13 +74,13 @@ def without_keys(overrides: Sequence[str], keys: Sequence[str]) -> list[str]:
 
 
 def typed_values(overrides: Sequence[str]) -> dict[str, str | None]:
-    """Return the values of overrides as they were typed, by their keys; `~KEY` has the value None."""
+    """Return the typed values of overrides by key; `~KEY` has the value None."""
     parsed = [parse_override(text) for text in overrides]
     return {override.key: override.value for override in parsed}
 
 
 def overrides_in(text: str) -> list[str]:
-    """Return what trains `rope base=500000`, `my.py:RootBias` or `rope+logn`, as overrides."""
+    """Return the overrides of a text such as `rope base=500000`, `my.py:RootBias` or `rope+logn`."""
     words = WORD.findall(text)
     require(bool(words), f"'{text}' names no encoding; say my.py:RootBias, 'rope base=500000' or rope+logn")
     name, *options = words

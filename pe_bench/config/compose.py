@@ -1,8 +1,8 @@
-"""The configuration of one job: Hydra composes it from a command's overrides, or starts many.
+"""The configuration of a job: Hydra composes it from a command's overrides, and starts the jobs of a sweep.
 
 An option of an encoding may hold another encoding: `encoding.global={name: p_rope, fraction: 0.25}`. A file
-names it by `name`, or by an entry `/encoding@global: p_rope` of its defaults; an override does so by a
-mapping with a `name`, which replaces what was there. Whatever it leaves out is that of the file of this name.
+names the other encoding by `name`, or by an entry `/encoding@global: p_rope` of its defaults. An override
+replaces it by a mapping with a `name`; options that are not given come from the file of this name.
 """
 
 import os
@@ -42,10 +42,10 @@ from pe_bench.config.schema import Config
 from pe_bench.encodings.signatures import NOT_OPTIONS, complete
 from pe_bench.errors import UserError, first_line, require
 
-# Overrides before the user's own: how tests run the README's commands on shorter budgets.
+# The environment variable with overrides before the user's own, for tests of the README's commands.
 OVERRIDES_VARIABLE = "PE_BENCH_OVERRIDES"
-LAUNCH = "launch"  # the file that a launcher's numbers are composed from
-CATALOGUE = "catalogue"  # a key that holds several encodings, by their names
+LAUNCH = "launch"  # the file of jobs that are plain numbers
+CATALOGUE = "catalogue"  # a key with several encodings, by their names
 
 
 def compose(overrides: Sequence[str], search: Sequence[Path] = ()) -> dict[str, Any]:
@@ -61,21 +61,23 @@ def _compose(overrides: Sequence[str], search: Sequence[Path]) -> dict[str, Any]
 
 
 def complete_overrides(overrides: Sequence[str], search: Sequence[Path] = ()) -> list[str]:
-    """Put the environment's overrides before a command's, as Hydra takes them. Raises `UserError`."""
-    return for_hydra([*os.environ.get(OVERRIDES_VARIABLE, "").split(), *overrides], search)
+    """Return the overrides of the environment and the command, in Hydra's grammar. Raises `UserError`."""
+    from_environment = os.environ.get(OVERRIDES_VARIABLE, "").split()
+    return for_hydra([*from_environment, *overrides], search)
 
 
 def compose_config(overrides: Sequence[str], search: Sequence[Path] = ()) -> Config:
-    """Return the configuration of the one job that a command's overrides ask for. Raises `UserError`."""
+    """Return the configuration of a command's single job. Raises `UserError`."""
     return parse_config(_compose(complete_overrides(overrides, search), search), search)
 
 
 def compose_over(
     values: Mapping[str, Any], choice: Sequence[str], overrides: Sequence[str], search: Sequence[Path] = ()
 ) -> dict[str, Any]:
-    """Compose a job's configuration with plain values of keys, such as those of a run. Raises `UserError`.
+    """Compose a job's configuration with plain values by key, such as the values of a run.
 
-    Values come after what groups, the environment and `choice` set, and before the keys that overrides name.
+    Values replace settings of groups, the environment and `choice`; `overrides` replace values. Raises
+    `UserError`.
     """
     from hydra import compose as hydra_compose
     from omegaconf import OmegaConf
@@ -83,7 +85,8 @@ def compose_over(
     completed = complete_overrides([*choice, *overrides], search)
     if not values:
         return _compose(completed, search)
-    named = {*chain.from_iterable(_keys_of(parse_override(text)) for text in overrides)}
+    parsed = map(parse_override, overrides)
+    named = {*chain.from_iterable(map(_keys_of, parsed))}
     with explain_hydra_errors(completed, search), _hydra(search):
         composed = hydra_compose(CONFIG, completed)
         for key, value in values.items():
@@ -103,7 +106,7 @@ def _keys_of(override: Override) -> Iterator[str]:
 
 
 def choose_encoding(name: str, modifiers: Sequence[str], search: Sequence[Path] = ()) -> dict[str, Any]:
-    """Return an encoding with all its options and modifiers, before a configuration gives them values."""
+    """Return an encoding with all its options and modifiers, with interpolations of a configuration."""
     encoding = read_choice("encoding", find_name("encoding", name, search), search)
     for modifier in modifiers:
         found = find_name("modifier", modifier, search)
@@ -114,9 +117,9 @@ def choose_encoding(name: str, modifiers: Sequence[str], search: Sequence[Path] 
 def resolve_encoding(
     encoding: Mapping[str, Any], options: Mapping[str, Any], config: Config
 ) -> dict[str, Any]:
-    """Return a chosen encoding with the values that it has in a configuration, in place of the one there.
+    """Return a chosen encoding with the values that it would have in a configuration.
 
-    options: values by keys such as `encoding.base`; an encoding as a value replaces the one of its option.
+    options: values by keys such as `encoding.base`; a nested encoding as a value replaces all of the option.
     Raises `UserError`.
     """
     from omegaconf import OmegaConf
@@ -135,7 +138,7 @@ def resolve_encoding(
 
 
 def parse_composed(composed: Any) -> Config:
-    """Parse what Hydra hands to a task."""
+    """Parse the composed configuration that Hydra passes to the function of a job."""
     from hydra.core.hydra_config import HydraConfig
 
     register_resolvers()  # a launcher may have begun this process
@@ -148,17 +151,17 @@ def parse_composed(composed: Any) -> Config:
 def multirun(
     overrides: Sequence[str], search: Sequence[Path], task: Callable[[Any], None], folder: Path
 ) -> None:
-    """Have Hydra's launcher call `task` for each job of a sweep, whose folder this is. Raises `UserError`."""
-    # An interpolation, resolved anew in each process, would find another folder.
+    """Let Hydra's launcher call `task` for each job of a sweep in a folder. Raises `UserError`."""
+    # Each process would resolve an interpolation to another folder.
     in_folder = [*overrides, f"hydra.sweep.dir={quote(str(folder))}"]
     with explain_hydra_errors(in_folder, search), _hydra(search) as hydra:
         hydra.multirun(CONFIG, task, in_folder)
 
 
 def call_by_number(jobs: int, launcher: Sequence[str], task: Callable[[int], None], folder: Path) -> None:
-    """Have Hydra's launcher call `task` with each number below `jobs`. Raises `UserError`.
+    """Let Hydra's launcher call `task` with each number below `jobs`. Raises `UserError`.
 
-    launcher: overrides of Hydra's own keys. folder: of the sweep.
+    launcher: overrides of Hydra's own keys. folder: the folder of the sweep.
     """
     numbers = f"job={','.join(map(str, range(jobs)))}"
     overrides = [*launcher, numbers, f"hydra.sweep.dir={quote(str(folder))}"]
@@ -171,7 +174,7 @@ def call_by_number(jobs: int, launcher: Sequence[str], task: Callable[[int], Non
 
 
 def compose_launcher(launcher: Sequence[str]) -> None:
-    """Raise `UserError` for overrides that Hydra's launchers do not have."""
+    """Raise `UserError` for overrides that are unknown to Hydra's launchers."""
     from hydra import compose as hydra_compose
 
     with explain_hydra_errors(launcher), _hydra():
@@ -186,7 +189,7 @@ def print_config(overrides: Sequence[str], search: Sequence[Path]) -> None:
 
 @contextmanager
 def _hydra(search: Sequence[Path] = ()) -> Iterator[Any]:
-    """Lend a Hydra that finds the files of pe-bench and of a person's own folders; it may be inside a job."""
+    """Provide a Hydra with the files of pe-bench and of the folders `search`, also inside a job of Hydra."""
     from hydra import version
     from hydra._internal.hydra import Hydra
     from hydra._internal.utils import create_config_search_path
@@ -208,12 +211,12 @@ def _hydra(search: Sequence[Path] = ()) -> Iterator[Any]:
 
 
 def register_resolvers() -> None:
-    """Register what reads the files of encodings, and the functions that the YAML files call."""
+    """Register the reader of encodings' files, and the functions in interpolations of YAML files."""
     from hydra._internal.sources_registry import SourcesRegistry
     from hydra.core.plugins import Plugins
     from omegaconf import OmegaConf
 
-    Plugins.instance()  # which registers Hydra's own sources
+    Plugins.instance()  # registers Hydra's own sources
     SourcesRegistry.instance().types["file"] = _encoding_source()
     for name, resolver in RESOLVERS.items():
         OmegaConf.register_new_resolver(name, resolver, replace=True)
@@ -221,13 +224,13 @@ def register_resolvers() -> None:
 
 @cache
 def _encoding_source() -> type[Any]:
-    """Return what Hydra reads a folder of YAML files with: an encoding has all options of its class."""
+    """Return Hydra's reader for a folder of YAML files, which completes encodings with all options."""
     from hydra._internal.core_plugins.file_config_source import FileConfigSource
     from hydra.plugins.config_source import ConfigResult
     from omegaconf import OmegaConf
 
     class EncodingSource(FileConfigSource):
-        """A folder of YAML files in which `encoding/FILE.py:Class` exists wherever the file lies."""
+        """A folder of YAML files, which also has `encoding/FILE.py:Class` for files of any folder."""
 
         def is_config(self, config_path: str) -> bool:
             is_class = re.match("encoding/.*:", config_path) is not None
@@ -246,16 +249,17 @@ def _encoding_source() -> type[Any]:
             if group in ("encoding", "modifier") and isinstance(part, dict):
                 is_named = group == "encoding" and "class" in part
                 named = {"name": name.removesuffix(".yaml")} if is_named else {}
-                result.config = OmegaConf.create(complete({**named, **part}, (Path(self.path),)))
+                completed = complete({**named, **part}, (Path(self.path),))
+                result.config = OmegaConf.create(completed)
             return result
 
-    # Hydra takes no class of another name for folders, where a launcher's process begins anew.
+    # A new process of a launcher finds Hydra's reader by this name.
     EncodingSource.__name__ = FileConfigSource.__name__
     return EncodingSource
 
 
 def _model_file(config_path: str) -> Path | None:
-    """Return the user's file that `model=my.yaml` names; None for a shipped name."""
+    """Return the user's file of `model=my.yaml`; None for a shipped model."""
     group, _, name = config_path.partition("/")
     return Path(name) if group == "model" and is_model_file(name) else None
 
@@ -265,8 +269,11 @@ def _require_value(otherwise: str) -> None:
 
 
 def _in_proportion(size: int, width: int, usual_width: int) -> int:
-    """Return a size that belongs to one width for another width, rounded to a multiple of 8."""
-    return size if width == usual_width else max(8, 8 * round(size * width / usual_width / 8))
+    """Scale a size from the usual width to another width, rounded to a multiple of 8."""
+    if width == usual_width:
+        return size
+    eighths = round(size * width / usual_width / 8)
+    return max(8, 8 * eighths)
 
 
 RESOLVERS: dict[str, Callable[..., Any]] = {
@@ -278,11 +285,11 @@ RESOLVERS: dict[str, Callable[..., Any]] = {
 }
 
 
-# From what Hydra composed to plain values
+# Conversion of Hydra's configuration to plain values
 
 
 def _plain_values(composed: Any, search: Sequence[Path] = ()) -> dict[str, Any]:
-    """Resolve to plain values; each part of the encoding names its options that were derived."""
+    """Resolve interpolations; each part of the encoding gets a list of its derived options."""
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
@@ -294,16 +301,19 @@ def _plain_values(composed: Any, search: Sequence[Path] = ()) -> dict[str, Any]:
     except OmegaConfBaseException as error:
         raise cause(error) or UserError(first_line(error)) from error
     parts = [(raw, values, "encoding")]
-    parts += [(raw[CATALOGUE], values[CATALOGUE], name) for name in raw.get(CATALOGUE, ())]
+    for name in raw.get(CATALOGUE, ()):
+        parts.append((raw[CATALOGUE], values[CATALOGUE], name))
     for source, target, key in parts:
         if isinstance(target.get(key), dict):
             preset = _read_preset(str(source[key].get("name")), search)
             target[key] = _mark_derived(source[key], target[key], preset)
-    return {key: value for key, value in values.items() if key not in ("hydra", "modifier", "experiment")}
+    for key in ("hydra", "modifier", "experiment"):
+        values.pop(key, None)
+    return values
 
 
 def _with_nested(encoding: Mapping[str, Any], search: Sequence[Path], prefix: str) -> dict[str, Any]:
-    """Return an encoding whose nested ones, in its options, have all of theirs. Raises `UserError`."""
+    """Complete the encodings inside the options of an encoding. Raises `UserError`."""
     values = dict(encoding)
     for option, value in encoding.items():
         if isinstance(value, str) and value.startswith("{"):
@@ -316,7 +326,7 @@ def _with_nested(encoding: Mapping[str, Any], search: Sequence[Path], prefix: st
 
 
 def _named_part(values: Mapping[str, Any], search: Sequence[Path], prefix: str) -> dict[str, Any]:
-    """Return the encoding of a name with the options and modifiers that stand beside the name."""
+    """Return the named encoding with the other values as its options and modifiers."""
     part = _chosen_part("encoding", str(values["name"]), search)
     modifiers = values.get("modifiers") or {}
     require(isinstance(modifiers, dict), f"{prefix}.modifiers must be a mapping such as {{logn: {{}}}}")
@@ -324,7 +334,9 @@ def _named_part(values: Mapping[str, Any], search: Sequence[Path], prefix: str) 
         modifier = _chosen_part("modifier", typed, search)
         changed = _changed(modifier, options or {}, f"{prefix}.modifiers.{typed}")
         part.setdefault("modifiers", {})[find_name("modifier", typed, search)] = changed
-    changes = {option: value for option, value in values.items() if option not in ("name", "modifiers")}
+    changes = dict(values)
+    for key in ("name", "modifiers"):
+        changes.pop(key, None)
     return _changed(part, changes, prefix)
 
 
@@ -333,16 +345,19 @@ def _chosen_part(group: str, typed: str, search: Sequence[Path]) -> dict[str, An
 
 
 def _changed(part: Mapping[str, Any], options: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    """Return a part with other values of options. Raise `UserError` for an option that it lacks."""
     for option in options:
         if option not in part:
-            raise unknown_key(f"{prefix}.{option}", keys_in(part, f"{prefix}."))
+            known = keys_in(part, f"{prefix}.")
+            raise unknown_key(f"{prefix}.{option}", known)
     return {**part, **options}
 
 
 def _read_preset(name: str, search: Sequence[Path]) -> dict[str, Any]:
-    """Return the options that pe-bench's own file of this name sets; none if `search` has such a file."""
+    """Return the options in pe-bench's own file of this name; empty if `search` has a file of the name."""
     file = config_dir() / "encoding" / f"{name}.yaml"
-    if not file.is_file() or any((folder / "encoding" / file.name).is_file() for folder in search):
+    own_files = [folder / "encoding" / file.name for folder in search]
+    if not file.is_file() or any(map(Path.is_file, own_files)):
         return {}
     options = yaml.safe_load(file.read_text(encoding="utf-8"))
     completed = complete(options, (config_dir(),))
@@ -350,9 +365,9 @@ def _read_preset(name: str, search: Sequence[Path]) -> dict[str, Any]:
 
 
 def _mark_derived(raw: dict[str, Any], values: dict[str, Any], preset: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a part that names its derived options: those with a formula, and those with a preset's value.
+    """Return a part with lists of its options: `derived` have a formula or the value of the preset.
 
-    It also names those that differ from the preset, because their new value may be the default of the class.
+    `chosen` differ from the preset: such a value may be the default of the class.
     """
     modifiers = preset.get("modifiers") or {}
     if preset.get("class") != values.get("class"):
@@ -360,14 +375,21 @@ def _mark_derived(raw: dict[str, Any], values: dict[str, Any], preset: Mapping[s
     marked = dict(values)
     for name, value in values.items():
         if name == "modifiers":
-            marked[name] = {
-                each: _mark_derived(raw[name][each], part, modifiers.get(each) or {})
-                for each, part in (value or {}).items()
-            }
+            marked[name] = {}
+            for each, part in (value or {}).items():
+                own_preset = modifiers.get(each) or {}
+                marked[name][each] = _mark_derived(raw[name][each], part, own_preset)
         elif isinstance(value, dict) and "class" in value:
             marked[name] = _mark_derived(raw[name], value, preset.get(name) or {})
-    options = [name for name in raw if name not in NOT_OPTIONS]
-    same = {name for name in options if name in preset and raw[name] == preset[name]}
-    derived = [name for name in options if name in same or str(raw[name]).startswith("${")]
-    chosen = [name for name in preset if name not in NOT_OPTIONS and raw.get(name) != preset[name]]
-    return {**marked, "derived": derived, **({"chosen": chosen} if chosen else {})}
+    derived: list[str] = []
+    for name in raw:
+        is_same = name in preset and raw[name] == preset[name]
+        is_formula = str(raw[name]).startswith("${")
+        if name not in NOT_OPTIONS and (is_same or is_formula):
+            derived.append(name)
+    preset_options = [name for name in preset if name not in NOT_OPTIONS]
+    chosen = [name for name in preset_options if raw.get(name) != preset[name]]
+    marked["derived"] = derived
+    if chosen:
+        marked["chosen"] = chosen
+    return marked

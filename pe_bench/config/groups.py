@@ -1,11 +1,11 @@
-"""The groups of the configuration: where their YAML files are and the names they offer; a run's keys."""
+"""The groups of the configuration, with their YAML files and names; the keys of a run."""
 
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
-from itertools import chain, takewhile
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,23 +29,24 @@ ALSO = re.compile(r"\A# also: (.+)$", re.MULTILINE)
 CHOICE = re.compile(r"[\w./:-]+")  # a name in a list
 IN_PROPORTION = re.compile(r"\$\{in_proportion:(\d+),")
 PAPER = re.compile(r"^# paper: (.+)$", re.MULTILINE)
-DIRECTIVES = ("# also: ", "# paper: ", "# @package ")  # comments that are read by programs
+DIRECTIVES = ("# also: ", "# paper: ", "# @package ")  # comments for programs
 
 
 def aliases() -> dict[str, str]:
-    """Return the name of the file of each other name of an encoding."""
+    """Return the aliases of encodings, each with the name of the encoding's file."""
     names = {}
     for path in sorted((config_dir() / "encoding").glob("*.yaml")):
         also = ALSO.search(path.read_text(encoding="utf-8"))
-        names |= dict.fromkeys(also[1].split(", ") if also else [], path.stem)
+        if also:
+            names |= dict.fromkeys(also[1].split(", "), path.stem)
     return names
 
 
 def find_name(group: str, typed: str, search: Sequence[Path] = ()) -> str:
-    """Return the name of the file in `group` that was meant, also by an alias or in other letters (`RoPE`).
+    """Return the name of a file in `group` for a typed name, also for an alias or another spelling (`RoPE`).
 
-    `FILE.py:CLASS` names an encoding too. A file in a folder of the user's comes before an alias.
-    Raises `UserError` for an unknown name.
+    `FILE.py:CLASS` names an encoding too. A file in a user's folder comes before an alias. Raises `UserError`
+    for an unknown name.
     """
     if group == "encoding" and typed.endswith(".py"):
         raise without_class(typed, search)
@@ -55,9 +56,12 @@ def find_name(group: str, typed: str, search: Sequence[Path] = ()) -> str:
         )
         return typed
     names = names_in(group, search)
-    if typed in names or (group == "encoding" and ":" in typed):
+    is_class = group == "encoding" and ":" in typed
+    if is_class or typed in names:
         return typed
-    by_name = {name: name for name in names} | (aliases() if group == "encoding" else {})
+    by_name = {name: name for name in names}
+    if group == "encoding":
+        by_name |= aliases()
     folded = {_fold(name): first for name, first in by_name.items()}
     if typed not in by_name and _fold(typed) not in folded:
         raise UserError(unknown(typed, group, by_name))
@@ -69,7 +73,7 @@ def _fold(name: str) -> str:
 
 
 def config_dir() -> Path:
-    """Return the folder of shipped YAML: inside the installed package, or beside it in a checkout."""
+    """Return the folder of shipped YAML files, in the installed package or in a checkout."""
     installed = Path(__file__).parent / "yaml"
     checkout = Path(__file__).parents[2] / "configs"
     return installed if installed.is_dir() else checkout
@@ -77,7 +81,8 @@ def config_dir() -> Path:
 
 def description(group: str, name: str) -> str:
     """Return the first sentence of the comment at the head of a shipped YAML file."""
-    comment = " ".join(head_comment(config_dir() / group / f"{name}.yaml"))
+    file = config_dir() / group / f"{name}.yaml"
+    comment = " ".join(head_comment(file))
     return re.split(r"(?<=\w)\. |\.$", comment, maxsplit=1)[0]
 
 
@@ -88,29 +93,32 @@ def yaml_of(file: Path) -> Any:
 
 
 def head_comment(file: Path) -> list[str]:
-    """Return the lines of the comment at the head of a YAML file, without those that programs read."""
-    head = takewhile(lambda line: line.startswith("#"), file.read_text(encoding="utf-8").splitlines())
+    """Return the lines of the comment at the head of a YAML file, without lines for programs."""
+    lines = file.read_text(encoding="utf-8").splitlines()
+    head = takewhile(lambda line: line.startswith("#"), lines)
     return [line.lstrip("# ") for line in head if not line.startswith(DIRECTIVES)]
 
 
 def paper(name: str, group: str = "encoding") -> str:
-    """Return the paper that a shipped file names; empty where it names none, or its class does."""
-    named = PAPER.search((config_dir() / group / f"{name}.yaml").read_text(encoding="utf-8"))
+    """Return the paper that a shipped file names; empty for a file without one, as if its class names it."""
+    file = config_dir() / group / f"{name}.yaml"
+    named = PAPER.search(file.read_text(encoding="utf-8"))
     return named[1] if named else ""
 
 
 @cache
 def shipped_model(name: str) -> dict[str, Any]:
-    """Return the sizes of a shipped model but those that follow from others; none for an unknown name."""
+    """Return the sizes of a shipped model, without derived sizes; empty for an unknown name."""
     if name not in names_in("model"):
         return {}
     values = yaml_of(config_dir() / "model" / f"{name}.yaml")
-    sizes = {key: _size(value) for key, value in values.items() if key != "name"}
+    values.pop("name", None)
+    sizes = {key: _size(value) for key, value in values.items()}
     return {key: value for key, value in sizes.items() if value is not None}
 
 
 def _size(value: Any) -> Any:
-    """Return a size of a model's file, at the file's own width; None for one that follows from others."""
+    """Return a size of a model's file, at the file's own width; None for a derived size."""
     if not isinstance(value, str):
         return value
     in_proportion = IN_PROPORTION.match(value)
@@ -118,14 +126,14 @@ def _size(value: Any) -> Any:
 
 
 def is_model_file(name: str) -> bool:
-    """Return whether `model=NAME` names a file of the user's, such as my.yaml."""
+    """Return true if `model=NAME` names a user's file, such as my.yaml."""
     return name.endswith(".yaml") and os.path.isfile(name)
 
 
 def read_model(file: Path) -> dict[str, Any]:
-    """Return the sizes that a user's file of a model gives; the others are those of tiny, or follow from it.
+    """Return the sizes in a user's file of a model; missing sizes are as in tiny.yaml.
 
-    Raises `UserError` for a file that is no mapping.
+    Raises `UserError` for a file that is no mapping, or for an unknown key.
     """
     values = yaml_of(file)
     usual = yaml_of(config_dir() / "model" / "tiny.yaml")
@@ -133,25 +141,29 @@ def read_model(file: Path) -> dict[str, Any]:
         raise UserError(f"model={file} must hold keys such as d_model: 96, one a line")
     for key in values:
         if key not in usual:
-            raise UserError(unknown(f"model.{key}", "key", [f"model.{name}" for name in usual]))
+            keys = [f"model.{name}" for name in usual]
+            raise UserError(unknown(f"model.{key}", "key", keys))
     return {**usual, "name": file.stem, **values}
 
 
 def names_in(group: str, search: Sequence[Path] = ()) -> list[str]:
-    """Return the names that a group offers, in the shipped folder and in the user's own."""
-    files = [(folder / group).glob("*.yaml") for folder in (config_dir(), *search)]
-    return sorted({file.stem for file in chain.from_iterable(files)})
+    """Return the names of a group's files, in the shipped folder and in the user's folders."""
+    names: set[str] = set()
+    for folder in (config_dir(), *search):
+        names.update(file.stem for file in (folder / group).glob("*.yaml"))
+    return sorted(names)
 
 
 def read_choice(group: str, name: str, search: Sequence[Path] = ()) -> dict[str, Any]:
-    """Return an encoding or a modifier with all options: of its class, its file and what the file builds on.
+    """Return an encoding or a modifier with all options of its class, its file and the file's defaults.
 
-    Raises `UserError` for a file that is not there.
+    Raises `UserError` for a missing file.
     """
     if ":" in name:
         return complete({"name": name.rpartition(":")[2], "class": name}, search)
-    files = [folder / group / f"{name}.yaml" for folder in (config_dir(), *search)]
-    file = next((file for file in files if file.is_file()), None)
+    folders = (config_dir(), *search)
+    files = [folder / group / f"{name}.yaml" for folder in folders]
+    file = next(filter(Path.is_file, files), None)
     if file is None:
         raise UserError(unknown(name, group, names_in(group, search)))
     part = read_part(file)
@@ -167,52 +179,61 @@ def read_choice(group: str, name: str, search: Sequence[Path] = ()) -> dict[str,
             result.setdefault("modifiers", {})[option.removeprefix("modifiers.")] = values
         else:
             result |= {option: values} if option else values
-    return {**result, **{key: value for key, value in part.items() if value != MISSING or key not in result}}
+    for key, value in part.items():
+        if value != MISSING or key not in result:
+            result[key] = value
+    return result
 
 
 def keys_in(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """Yield every key in plain values; of an encoding the options, but for those that the model decides."""
+    """Yield every key in plain values; in an encoding only its options, without sizes of the model."""
     is_encoding = prefix.startswith("encoding.")
     for key, value in values.items():
         if isinstance(value, Mapping):
             yield from keys_in(value, f"{prefix}{key}.")
         if is_encoding and (key in NOT_OPTIONS or key in SIZES):
             continue
-        if not isinstance(value, Mapping) or (is_encoding and "class" in value):
+        is_group = isinstance(value, Mapping)
+        is_nested_encoding = is_encoding and is_group and "class" in value
+        if is_nested_encoding or not is_group:
             yield f"{prefix}{key}"
 
 
 def plain_keys() -> list[str]:
-    """Return every key that a command can change but options of encodings and tasks."""
+    """Return every key that a command can change, without options of encodings and tasks."""
     from pe_bench.config.schema import KEYS, SECTIONS, keys_of_sections
 
-    return [*GROUPS, *(key for key in KEYS if key not in SECTIONS), *keys_of_sections()]
+    keys_outside = [key for key in KEYS if key not in SECTIONS]
+    return [*GROUPS, *keys_outside, *keys_of_sections()]
 
 
 def option_keys(overrides: Sequence[str], search: Sequence[Path] = ()) -> Iterator[str]:
-    """Yield the keys of the options of the encodings, modifiers and tasks that overrides choose."""
+    """Yield the keys of all options of the encodings, modifiers and tasks in overrides."""
     chosen: dict[str, str] = {}
     for text in overrides:
         key, _, value = text.partition("=")
         chosen[key] = value
-    names = {group: CHOICE.findall(chosen.get(group, "")) for group in ("encoding", "modifier", "task")}
+    groups = ("encoding", "modifier", "task")
+    names = {group: CHOICE.findall(chosen.get(group, "")) for group in groups}
     for name in names["encoding"] or [DEFAULT_ENCODING]:
-        with suppress(UserError):  # of a name that is half typed
-            if ":" in name:  # code that only training runs
+        with suppress(UserError):  # the name may be half typed
+            if ":" in name:  # outside code, which only training may run
                 options = options_of(name, search, may_run=False)
-                yield from (f"encoding.{option.name}" for option in options if option.name not in SIZES)
+                option_names = [option.name for option in options]
+                yield from (f"encoding.{option}" for option in option_names if option not in SIZES)
             else:
                 yield from keys_in(read_choice("encoding", name, search), "encoding.")
     for name in names["modifier"]:
         with suppress(UserError):
             yield from keys_in(read_choice("modifier", name, search), f"encoding.modifiers.{name}.")
     for name in {*names["task"]} & {*names_in("task")}:
-        task = read_part(config_dir() / "task" / f"{name}.yaml")["task"]
+        file = config_dir() / "task" / f"{name}.yaml"
+        task = read_part(file)["task"]
         yield from (f"task.{option}" for option in task if option != "name")
 
 
 LINE = re.compile(r"( *)(\w+): *([^#]*?)(?: +# (.*))?")
-# Groups whose keys are listed, and the file of each that explains them.
+# Groups with listed keys, each with the name of the file that explains the keys.
 KEYS_OF_GROUPS = {"model": "tiny", "data": "files"}
 GROUP = re.compile(r" *- (\w+): (\S+) +# (.*)")
 
@@ -226,18 +247,20 @@ class Key(NamedTuple):
 
 
 def keys() -> list[Key]:
-    """Read every key that a command can change, without those inside an encoding, a task or a tokenizer."""
+    """Return every key that a command can change, without keys of an encoding, a task or a tokenizer."""
     found = list(_keys((config_dir() / "train.yaml").read_text(encoding="utf-8")))
     for group, name in KEYS_OF_GROUPS.items():
-        text = (config_dir() / group / f"{name}.yaml").read_text(encoding="utf-8")
+        file = config_dir() / group / f"{name}.yaml"
+        text = file.read_text(encoding="utf-8")
         for key in _keys(f"\n\n{text}"):
             if key.meaning:
-                found.append(Key(f"{group}.{key.name}", _readable(key.default), key.meaning))
+                default = _without_interpolation(key.default)
+                found.append(Key(f"{group}.{key.name}", default, key.meaning))
     return found
 
 
-def _readable(default: str) -> str:
-    """Return a default as a person reads it: `${quotient:a,b}` as `a / b`, without interpolation."""
+def _without_interpolation(default: str) -> str:
+    """Return a default of a YAML file without OmegaConf's syntax: `a / b` for `${quotient:a,b}`."""
     match = IN_PROPORTION.match(default)
     if match:
         return match[1]
@@ -245,6 +268,7 @@ def _readable(default: str) -> str:
 
 
 def _keys(text: str) -> Iterator[Key]:
+    """Yield the keys in the text of a YAML file: its groups up to the first empty line, then its settings."""
     groups, _, settings = text.partition("\n\n")
     for match in map(GROUP.fullmatch, groups.splitlines()):
         if match:

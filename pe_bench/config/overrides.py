@@ -1,4 +1,4 @@
-"""The overrides of a command: KEY=VALUE in Hydra's grammar, and Hydra's errors as one line with a way out."""
+"""The overrides of a command: KEY=VALUE in Hydra's grammar, and one-line errors in place of Hydra's."""
 
 import re
 import sys
@@ -14,34 +14,36 @@ from pe_bench.config.groups import GROUPS, MAY_BE_NONE, find_name, keys_in, name
 from pe_bench.errors import UserError, first_line, how_to_install, require
 from pe_bench.values import plain_value, read_count, unknown
 
-CONFIG = "train"  # the file that every configuration is composed from
+CONFIG = "train"  # the file at the root of every configuration
 EXTRA_OF_LAUNCHER = {"joblib": "joblib", "submitit_local": "slurm", "submitit_slurm": "slurm", "ray": "ray"}
 PREFIXES = "+~"
 KEY = re.compile(r"[A-Za-z_][\w$/@.:-]*", re.ASCII)
 PLAIN = re.compile(r"[A-Za-z_./][\w./:@+-]*", re.ASCII)
-NOT_TEXT = ("null", "true", "false", "nan", "inf")  # what Hydra reads plain text as
-# A value that is names alone; a pattern, a quoted text and the like are Hydra's to read.
+NOT_TEXT = ("null", "true", "false", "nan", "inf")  # plain text that Hydra reads as another type
+# A value of names only; Hydra reads patterns, quoted texts and other values.
 NAME = r"(?:[\w.+-]+|[\w.+/~ -]+(?::\w+|\.py))"
 LISTS = ("eval.lengths", "train.betas")  # keys
 NUMBERS = re.compile(r"[\d.,]+")
 COUNT_KEY = re.compile(r"(train|eval|data)\.((\w+_)?tokens)")
 COUNT = re.compile(r"(?<![\w.])[\"']?(\d+(?:\.\d+)?[kM])[\"']?(?![\w.])")
 NAMES = re.compile(rf"\[?{NAME}(,{NAME})*,?\]?", re.ASCII)
-# Hydra's words
+# Hydra's messages
 REFUSED_KEY = re.compile(r"Could not override '(.*)'")
 SEVERAL = re.compile(r"Ambiguous value for argument '(.*)'")
 
 
 @dataclass(frozen=True)
 class Override:
-    """An override as it was typed; `~KEY` and text that is no override have no value."""
+    """An override as typed; `~KEY` and text that is no override have no value."""
 
     prefix: str  # "", "+", "++" or "~"
     key: str
     value: str | None
 
     def __str__(self) -> str:
-        return f"{self.prefix}{self.key}" + ("" if self.value is None else f"={self.value}")
+        if self.value is None:
+            return f"{self.prefix}{self.key}"
+        return f"{self.prefix}{self.key}={self.value}"
 
     @property
     def section(self) -> str:
@@ -52,13 +54,15 @@ class Override:
 def parse_override(text: str) -> Override:
     bare = text.lstrip(PREFIXES)
     key, equals, value = bare.partition("=")
-    return Override(text[: len(text) - len(bare)], key, value if equals else None)
+    prefix = text.removesuffix(bare)
+    return Override(prefix, key, value if equals else None)
 
 
 def quote(value: Any) -> str:
-    """Write a plain value in Hydra's grammar; in a text nothing has a meaning, not even `${`."""
+    """Write a plain value in Hydra's grammar; no character of a text has a special meaning, not even `${`."""
     if isinstance(value, Mapping):
-        return "{" + ",".join(f"{quote(key)}:{quote(inner)}" for key, inner in value.items()) + "}"
+        entries = [f"{quote(key)}:{quote(inner)}" for key, inner in value.items()]
+        return "{" + ",".join(entries) + "}"
     if isinstance(value, Sequence) and not isinstance(value, str):
         return "[" + ",".join(map(quote, value)) + "]"
     if value is None or isinstance(value, bool):
@@ -68,13 +72,14 @@ def quote(value: Any) -> str:
     if PLAIN.fullmatch(value) and value.lower() not in NOT_TEXT:
         return value
     text = literal(value)
-    # A backslash stands for itself, but before a quote.
-    escaped = re.sub(r'(\\*)("|\Z)', lambda match: match[1] * 2 + ('\\"' if match[2] else ""), text)
+    # Backslashes before a quote, or at the end before the closing quote, are doubled.
+    doubled = re.sub(r'(\\*)("|\Z)', r"\1\1\2", text)
+    escaped = doubled.replace('"', '\\"')
     return f'"{escaped}"'
 
 
 def literal(value: Any) -> Any:
-    """Return a plain value for OmegaConf, in whose texts `${` has no meaning."""
+    """Return a plain value for OmegaConf, with `${` escaped in texts."""
     if isinstance(value, Mapping):
         return {key: literal(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
@@ -85,7 +90,7 @@ def literal(value: Any) -> Any:
 
 
 def overrides_of(key: str, value: Any) -> Iterator[str]:
-    """Yield the override that sets a key to a value, or those that set the keys of a group to a mapping."""
+    """Yield the override KEY=VALUE, or an override for each key of a mapping."""
     if isinstance(value, Mapping):
         require(
             bool(value), f"{key} is an empty dictionary, which sets nothing: leave it out, or say {key}.KEY"
@@ -97,7 +102,7 @@ def overrides_of(key: str, value: Any) -> Iterator[str]:
 
 
 def in_full(name: str, encoding: Mapping[str, Any], option: Override) -> Override | None:
-    """Return the option by its whole key, of the encoding `name` or a modifier; None if neither has it."""
+    """Return an option with its whole key in the encoding `name` or a modifier; None if neither has it."""
     if "." in option.key and option.prefix:
         return option
     key = full_key(name, encoding, option.key)
@@ -110,9 +115,11 @@ def full_key(name: str, encoding: Mapping[str, Any], key: str) -> str | None:
     if "." in key:
         return key if key in keys else None
     modifiers = [f"encoding.modifiers.{modifier}" for modifier in encoding.get("modifiers") or {}]
-    # What the name stands for comes first: `window=20` is the window's.
-    parts = sorted(["encoding", *modifiers], key=lambda part: part != f"encoding.modifiers.{name}")
-    return next((f"{part}.{key}" for part in parts if f"{part}.{key}" in keys), None)
+    # The part of this name comes first: `window=20` of `window` is an option of the modifier.
+    own_part = f"encoding.modifiers.{name}"
+    parts = sorted(["encoding", *modifiers], key=lambda part: part != own_part)
+    whole_keys = [f"{part}.{key}" for part in parts]
+    return next(filter(keys.__contains__, whole_keys), None)
 
 
 def read_option(text: str) -> tuple[str, Any]:
@@ -127,7 +134,7 @@ def read_option(text: str) -> tuple[str, Any]:
 
 
 def values_of(override: Override) -> list[Any]:
-    """Return the values of an override, several for a sweep; none where Hydra cannot read it."""
+    """Return the values of an override, several for a sweep; empty if Hydra cannot read it."""
     from hydra.errors import HydraException
 
     try:
@@ -140,27 +147,29 @@ def _parsed_values(override: Override) -> list[Any]:
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.core.override_parser.types import Transformer
 
-    [parsed] = OverridesParser.create().parse_overrides([str(override)])  # whose errors name the override
+    [parsed] = OverridesParser.create().parse_overrides([str(override)])  # errors name the override
     if parsed.is_sweep_override():
         return list(parsed.sweep_iterator(Transformer.identity))
     return [parsed.value()]
 
 
 def for_hydra(overrides: Sequence[str], search: Sequence[Path] = ()) -> list[str]:
-    """Return overrides as Hydra takes them: with the names of files, and nested encodings as texts.
+    """Return overrides for Hydra, with names of files, and nested encodings as texts.
 
-    Raises `UserError` for what Hydra would take, or would refuse at length.
+    Raises `UserError` for mistakes that Hydra would accept, or report in many lines.
     """
     result = []
     for text in overrides:
         override = _checked(text, search)
-        has_mapping = (override.value or "").startswith("{") and override.section == "encoding"
-        result.append(str(_with_nested_as_text(override) if has_mapping else override))
+        value = override.value or ""
+        if override.section == "encoding" and value.startswith("{"):
+            override = _with_nested_as_text(override)
+        result.append(str(override))
     return result
 
 
 def _checked(text: str, search: Sequence[Path]) -> Override:
-    """Return the override of a text, in which each name is that of its file and each count a number.
+    """Return the override of a text, with names of files in place of aliases, and counts as numbers.
 
     Raises `UserError` for text that is no override, for several encodings of one run, for an unknown name and
     for a list without brackets.
@@ -168,34 +177,37 @@ def _checked(text: str, search: Sequence[Path]) -> Override:
     override = _with_counts(parse_override(text))
     group = override.key
     value = override.value or ""
-    if not KEY.fullmatch(group) or (override.value is None and override.prefix != "~"):
-        of = next((each for each in GROUPS if text in names_in(each, search)), None)
-        raise UserError(
-            f"'{text}' cannot be read: say {f'{of}={text}' if of else 'KEY=VALUE, without spaces around ='}"
-        )
+    lacks_value = override.value is None and override.prefix != "~"
+    if lacks_value or not KEY.fullmatch(group):
+        groups = [each for each in GROUPS if text in names_in(each, search)]
+        way_out = f"{groups[0]}={text}" if groups else "KEY=VALUE, without spaces around ="
+        raise UserError(f"'{text}' cannot be read: say {way_out}")
     is_several = group in GROUPS and group != "modifier" and value.startswith("[")
     message = f"{text}: a run has one {group}; say {group}=NAME, or -m {group}=NAME,NAME for several runs"
     require(not is_several, message)
-    is_bare_list = group in LISTS and "," in value and NUMBERS.fullmatch(value) is not None
-    require(not is_bare_list, f"{text}: {group} is a list: write '{group}=[{value}]'")
+    are_numbers = "," in value and NUMBERS.fullmatch(value) is not None
+    way_out = f"write '{group}=[{value}]'"
+    require(group not in LISTS or not are_numbers, f"{text}: {group} is a list: {way_out}")
     is_none = group in MAY_BE_NONE and value == "null"
     if group not in GROUPS or is_none or not NAMES.fullmatch(value):
         return override
-    in_full = re.sub(r"[^][,]+", lambda match: find_name(group, match[0], search), value)
-    return replace(override, value=in_full)
+    found = re.sub(r"[^][,]+", lambda match: find_name(group, match[0], search), value)
+    return replace(override, value=found)
 
 
 def _with_counts(override: Override) -> Override:
-    """Return an override of a count of tokens with numbers for 128k and 1M: k is 1,000, M is 1,000,000."""
+    """Return an override of a number of tokens with 128k and 1M written out as 128000 and 1000000."""
     if override.value is None or not COUNT_KEY.fullmatch(override.key):
         return override
-    return replace(override, value=COUNT.sub(lambda match: str(read_count(match[1])), override.value))
+    counted = COUNT.sub(lambda match: str(read_count(match[1])), override.value)
+    return replace(override, value=counted)
 
 
 def _with_nested_as_text(override: Override) -> Override:
-    """Write nested encodings as texts: Hydra would merge a mapping with the one whose place it takes."""
+    """Write nested encodings as texts: Hydra would merge a mapping with the mapping that it replaces."""
     values = values_of(override)
-    if not values or not all(isinstance(value, dict) and "name" in value for value in values):
+    encodings = [value for value in values if isinstance(value, dict) and "name" in value]
+    if not values or len(encodings) < len(values):
         return override
     flow = {"default_flow_style": True, "sort_keys": False, "width": sys.maxsize}
     texts = [yaml.safe_dump(value, **flow).strip() for value in values]
@@ -204,7 +216,7 @@ def _with_nested_as_text(override: Override) -> Override:
 
 @contextmanager
 def explain_hydra_errors(overrides: Sequence[str], search: Sequence[Path] = ()) -> Iterator[None]:
-    """Turn Hydra's and OmegaConf's errors into a `UserError` of one line."""
+    """Turn errors of Hydra and OmegaConf into a one-line `UserError`."""
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
@@ -219,7 +231,7 @@ def explain_hydra_errors(overrides: Sequence[str], search: Sequence[Path] = ()) 
 
 
 def cause(error: BaseException | None) -> UserError | None:
-    """Return the `UserError` that an error of Hydra's was raised from, where there is one."""
+    """Return the `UserError` that caused an error of Hydra, or None."""
     while error is not None and not isinstance(error, UserError):
         error = error.__cause__ or error.__context__
     return error
@@ -232,14 +244,16 @@ def _explained(error: Exception, overrides: Sequence[str], search: Sequence[Path
         return UserError(f"'{unread}' cannot be read: put quotes around the value, as in '{key}=\"VALUE\"'")
     if several := SEVERAL.match(text):
         key, _, values = several[1].partition("=")
-        is_list = f"'{key}=[{values}]' is a list, and " if key not in GROUPS or key == "modifier" else ""
-        return UserError(f"{several[1]} is several values: {is_list}-m {several[1]} makes a run for each")
+        has_one_name = key in GROUPS and key != "modifier"
+        as_list = "" if has_one_name else f"'{key}=[{values}]' is a list, and "
+        return UserError(f"{several[1]} is several values: {as_list}-m {several[1]} makes a run for each")
     if missing := getattr(error, "missing_cfg_file", None):
         group, _, name = str(missing).rpartition("/")
         if group == "hydra/launcher" and name in EXTRA_OF_LAUNCHER:
             extra = EXTRA_OF_LAUNCHER[name]
             return UserError(f"{group}={name} is not installed: {how_to_install(extra)}")
-        return UserError(unknown(name, group or "configuration", getattr(error, "options", None) or []))
+        names = getattr(error, "options", None) or []
+        return UserError(unknown(name, group or "configuration", names))
     refused = REFUSED_KEY.match(text)
     if refused and not refused[1].startswith("hydra."):
         known = [*plain_keys(), *option_keys(overrides, search)]
@@ -248,9 +262,9 @@ def _explained(error: Exception, overrides: Sequence[str], search: Sequence[Path
 
 
 def _refused_in_mapping(key: str, overrides: Sequence[str], known: Sequence[str]) -> str:
-    """Return the unknown key in the mapping that a command gives `key`; `key` itself if it gives none.
+    """Return the unknown key in the mapping of the override of `key`, or else `key` itself.
 
-    Of `train={lrr: 3}`, Hydra refuses `train`, which there is, and not `train.lrr`.
+    For `train={lrr: 3}`, Hydra refuses the known key `train` in place of `train.lrr`.
     """
     for override in map(parse_override, overrides):
         if override.key != key:
@@ -264,14 +278,13 @@ def _refused_in_mapping(key: str, overrides: Sequence[str], known: Sequence[str]
 
 
 def unknown_key(key: str, keys: Iterable[str]) -> UserError:
-    """Return the error for a key that is none of these."""
+    """Return the error for a key that is not among the known `keys`."""
     names = [*keys, *GROUPS]
     section, _, option = key.rpartition(".")
-    of_modifiers = [
-        name for name in names if re.fullmatch(rf"encoding\.modifiers\.\w+\.{re.escape(option)}", name)
-    ]
-    if section == "encoding" and of_modifiers:
-        meant = " or ".join(f"'{name}'" for name in of_modifiers)
+    pattern = re.compile(rf"encoding\.modifiers\.\w+\.{re.escape(option)}")
+    modifier_options = list(filter(pattern.fullmatch, names))
+    if section == "encoding" and modifier_options:
+        meant = " or ".join(f"'{name}'" for name in modifier_options)
         return UserError(f"unknown key '{key}': a modifier has that option: did you mean {meant}?")
     has_options = any(name.startswith(f"{section}.") for name in names)
     if section.startswith("encoding") and not has_options:

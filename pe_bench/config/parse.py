@@ -1,4 +1,4 @@
-"""Plain values as a checked configuration, and back; the keys that a run does not read."""
+"""Conversion of plain values to a checked configuration and back; keys that a run does not read."""
 
 import typing
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from pe_bench.errors import UserError, require
 from pe_bench.system.terminal import say
 from pe_bench.values import check_type, check_utf8, expand_user, shown, unknown
 
-# Keys that only some values of another key read.
+# For values of a key, the keys and sections that only runs with these values read.
 READ_WITH = {
     "data.source": {
         "files hub": "data.text_column",
@@ -35,9 +35,9 @@ READ_WITH = {
 
 
 def parse_config(values: dict[str, Any], search: Sequence[Path] = ()) -> Config:
-    """Turn plain values, as YAML gives them, into a checked `Config`, whose files lie in `search` too.
+    """Turn plain values of YAML into a checked `Config`; `search` are further folders of encodings' files.
 
-    Raises `UserError` for an unknown key, a value of the wrong type or one that cannot work.
+    Raises `UserError` for an unknown key, a value of the wrong type or a value that cannot work.
     """
     message = "no encoding is named: say encoding=rope, or `pe-bench list encodings`"
     require(values.get("encoding") is not None, message)
@@ -48,45 +48,44 @@ def parse_config(values: dict[str, Any], search: Sequence[Path] = ()) -> Config:
 
 
 def _with_home_folders(config: Config) -> Config:
-    """Return a configuration with home folders for `~`, which a shell leaves as it is inside KEY=VALUE."""
+    """Return a configuration with home folders for `~`, which a shell does not expand inside KEY=VALUE."""
     data, cache_dir = config.data, config.cache_dir
     if data.source == "files":
-        data = replace(
-            data,
-            path=data.path and expand_user(data.path, "data.path="),
-            validation_path=data.validation_path
-            and expand_user(data.validation_path, "data.validation_path="),
-        )
-    return replace(
-        config,
-        data=data,
-        results_dir=expand_user(config.results_dir, "results_dir="),
-        cache_dir=cache_dir and expand_user(cache_dir, "cache_dir="),
-    )
+        path = data.path and expand_user(data.path, "data.path=")
+        validation_path = data.validation_path
+        if validation_path:
+            validation_path = expand_user(validation_path, "data.validation_path=")
+        data = replace(data, path=path, validation_path=validation_path)
+    results_dir = expand_user(config.results_dir, "results_dir=")
+    cache_dir = cache_dir and expand_user(cache_dir, "cache_dir=")
+    return replace(config, data=data, results_dir=results_dir, cache_dir=cache_dir)
 
 
 def _parse(kind: type[Any], values: Any, prefix: str = "") -> Any:
-    """Return plain values as a dataclass: the configuration, or the section of a prefix such as `train.`."""
+    """Convert plain values to a dataclass: the configuration, or a section with a prefix such as `train.`."""
     hints = typing.get_type_hints(kind, include_extras=True)
-    names = {
-        KEY_OF_FIELD.get(name, f"{prefix}{name}"): name for name in kind.__match_args__ if name != "search"
-    }
+    fields = [name for name in kind.__match_args__ if name != "search"]
+    names = {KEY_OF_FIELD.get(name, f"{prefix}{name}"): name for name in fields}
     if not isinstance(values, dict):
         message = f"{prefix.rstrip('.')} is a group of keys and cannot be {shown(values)}"
         raise UserError(f"{message}: say {next(iter(names))}=VALUE")
     parsed = {}
-    for key, value in ((f"{prefix}{key}", value) for key, value in values.items()):
+    for own_key, value in values.items():
+        key = f"{prefix}{own_key}"
         if key not in names:
             raise UserError(unknown(key, "key", names))
         require(value != "", f"{key} is empty: give it a value, or remove it")
         hint = hints[names[key]]
-        part: Any = next(filter(is_dataclass, (hint, *typing.get_args(hint))), None)
-        parsed[names[key]] = check_type(value, hint, key) if part is None else _parse(part, value, f"{key}.")
+        section: Any = next(filter(is_dataclass, (hint, *typing.get_args(hint))), None)
+        if section is None:
+            parsed[names[key]] = check_type(value, hint, key)
+        else:
+            parsed[names[key]] = _parse(section, value, f"{key}.")
     return kind(**parsed)
 
 
 def to_plain(config: Config) -> dict[str, Any]:
-    """Turn a configuration back into plain values under the keys that people type."""
+    """Convert a configuration back to plain values, under the keys of the command line."""
     values = asdict(config)
     del values["search"]
     for section in ("checkpoint", "task"):
@@ -100,23 +99,24 @@ def to_plain(config: Config) -> dict[str, Any]:
 
 
 def warn_unused(configs: Sequence[Config], keys: Sequence[str]) -> None:
-    """Say which of the keys that a command names none of its runs reads."""
+    """Print a warning for each key of a command that none of its runs reads."""
     unused = list(map(unused_keys, configs))
     for key in dict.fromkeys(keys):
-        if all(key in of_run for of_run in unused):
+        if all(key in unused_in_run for unused_in_run in unused):
             say(f"warning: {key} has no effect with {unused[0][key]}")
 
 
 def unused_keys(config: Config) -> dict[str, str]:
-    """Return the keys that a run does not read, each with what makes it so."""
+    """Return the keys that a run does not read, each with the reason."""
     unused = {}
     for decided_by, readers in READ_WITH.items():
         section, _, name = decided_by.partition(".")
         value = getattr(getattr(config, section), name)
         for values, keys in readers.items():
             if value not in values.split():
-                why = f"{decided_by}={value}: it is for {' or '.join(values.split())}"
-                unused |= dict.fromkeys(keys.split(), why)
+                others = " or ".join(values.split())
+                reason = f"{decided_by}={value}: it is for {others}"
+                unused |= dict.fromkeys(keys.split(), reason)
     if config.train.steps is not None:
         unused["train.tokens"] = f"train.steps={config.train.steps}"
     return unused

@@ -1,7 +1,7 @@
-"""The types of a configuration, their defaults, and what each section refuses.
+"""The types of a configuration, their defaults, and the checks of each section.
 
-The YAML files under `configs/` say the same defaults with comments for people; a test holds
-the two together. Nothing heavy is imported here: a mistake must be answered at once.
+The YAML files under `configs/` have the same defaults with comments for people; a test compares the two. This
+file imports no heavy package, so that mistakes are reported at once.
 """
 
 import math
@@ -31,16 +31,16 @@ Slice = Literal["all", "recall", "novel", "key"]  # of the targets
 Half = Literal["both", "first", "second"]
 Controls = Literal["auto", "all", "none", "offset"]
 Threads = Literal["auto"] | Annotated[int, Range(1, 1_024)]
-MARGIN = 0.01  # bits per byte; see `report.statistics` on what it is worth
+MARGIN = 0.01  # bits per byte; `report.statistics` explains its size
 # Ends the label of a tokenizer that does not give a text back: its levels are nats per token.
 LOSES_TEXT = " (loses text)"
 FAILURE = 0.25  # bits per byte; the perplexity of a four-byte token doubles
-MIN_PAIRED_LENGTH = 2  # tokens: a target and one that it sees
+MIN_PAIRED_LENGTH = 2  # tokens: a target and a token before it
 MAX_DEFAULT_BLOCK = 128
 DEFAULT_LENGTHS = (0.25, 0.5, 1, 1 + 1 / 32, 1.125, 1.25, 1.5, 2, 4, 8, 16)  # times the training length
-MACHINE_KEYS = ("threads", "device", "cache_dir")  # beside Hydra's keys; none changes a result
-NAME = re.compile(r"[\w.+-]+")  # what may stand in the name of a run's folder
-FIELD_OF_KEY = {"train.from": "from_run"}  # `from` is a word of Python's, and cannot name a field
+MACHINE_KEYS = ("threads", "device", "cache_dir")  # they change no result, like Hydra's own keys
+NAME = re.compile(r"[\w.+-]+")  # characters for the name of a run's folder
+FIELD_OF_KEY = {"train.from": "from_run"}  # `from` is a keyword of Python and cannot name a field
 KEY_OF_FIELD = {field: key for key, field in FIELD_OF_KEY.items()}
 
 
@@ -57,7 +57,7 @@ class ModelConfig:
     qk_norm: bool = False
 
     def check(self) -> None:
-        """Raise `UserError` for values that do not fit, as the `check` of each section does."""
+        """Raise `UserError` for values that do not fit together."""
         message = f"model.n_heads={self.n_heads} is not divisible by model.n_kv_heads={self.n_kv_heads}"
         is_divisible = self.n_heads % self.n_kv_heads == 0
         require(is_divisible, f"{message}: each key head serves the same number of query heads")
@@ -83,10 +83,11 @@ class DataConfig:
             "files": "a folder or a file: say data.path=DIR",
             "hub": "a dataset: say data.path=OWNER/NAME",
         }
-        has_path = self.path is not None or self.source not in needs
-        require(has_path, f"data={self.name} needs {needs.get(self.source)}")
+        missing = needs.get(self.source) if self.path is None else None
+        require(missing is None, f"data={self.name} needs {missing}")
         message = f"data.path={self.path} is not read with data={self.name}: say data=files, or leave it out"
-        require(self.path is None or self.source in needs, message)
+        is_read = self.path is None or self.source in needs
+        require(is_read, message)
         try:
             " ".encode(self.encoding)
         except LookupError as error:
@@ -136,8 +137,10 @@ class TrainConfig:
 
     @property
     def total_steps(self) -> int:
-        """`steps` where it is set, else as many as `tokens` need."""
-        return self.steps if self.steps is not None else math.ceil(self.tokens / self.batch_tokens)
+        """`steps` if given, else the number of steps for `tokens`."""
+        if self.steps is not None:
+            return self.steps
+        return math.ceil(self.tokens / self.batch_tokens)
 
     @property
     def batch(self) -> int:
@@ -152,10 +155,12 @@ class TrainConfig:
         message = "train.only=encoding goes on from a run whose other weights stay: give train.from=RUN"
         require(self.from_run is not None or self.only is None, message)
         message = f"train.batch_tokens={self.batch_tokens} is not a multiple of train.length={self.length}"
-        require(self.batch_tokens % self.length == 0, f"{message}: give one")
+        is_multiple = self.batch_tokens % self.length == 0
+        require(is_multiple, f"{message}: give one")
         message = f"train.processes={self.processes} times train.micro_batches={self.micro_batches} does not "
         windows = f"divide the {self.batch} windows of a step (train.batch_tokens / train.length)"
-        require(self.batch % (self.processes * self.micro_batches) == 0, message + windows)
+        parts = self.processes * self.micro_batches
+        require(self.batch % parts == 0, message + windows)
 
 
 @dataclass(frozen=True)
@@ -176,15 +181,15 @@ class EvalConfig:
     first_length: AtLeast1 | None = None
 
     def resolved_lengths(self, train_length: int) -> list[int]:
-        """The lengths to score, in order; the training length is always among them.
+        """The lengths to score, in order, the training length among them.
 
-        Of the default ones those that are too short to score are left out.
+        Default lengths that are too short to score are left out.
         """
         shortest = MIN_PAIRED_LENGTH if self.protocol == "paired" else 1
         first = self.first_length
         usual = [round(times * (first or train_length)) for times in DEFAULT_LENGTHS]
         chosen = self.lengths or [length for length in usual if length >= shortest]
-        # Of a later stage also a quarter of its length, which tells whether a model reads that far.
+        # A later stage is also scored at a quarter of its length, to see gains from far text.
         later = [first, max(quarter_of(train_length), shortest)] if first else []
         return sorted({*chosen, *later, train_length})
 
@@ -192,18 +197,18 @@ class EvalConfig:
         return self.max_length or 16 * (self.first_length or train_length)
 
     def resolved_target_tokens(self, train_length: int) -> int:
-        """The tokens in a target block: by default a power of two, which has parts for every length."""
+        """The tokens of a target block: by default a power of two, which short windows score in parts."""
         room = min(MAX_DEFAULT_BLOCK, self.first_length or train_length)
         return self.target_tokens or largest_power_of_two(room)
 
 
 def quarter_of(train_length: int) -> int:
-    """Return the length from which a model must gain up to its training length, for gains beyond to count."""
+    """Return a quarter of the training length; gains beyond count only after gains from a quarter on."""
     return round(train_length / 4)
 
 
 def largest_power_of_two(most: int) -> int:
-    """Return the largest power of two up to a number of at least 1."""
+    """Return the largest power of two of at most `most`, which is 1 or more."""
     return 1 << most.bit_length() - 1
 
 
@@ -212,43 +217,37 @@ class ReportConfig:
     margin: float = MARGIN
 
 
-# Of the rule that gives a checkpoint's identity: raised where the same files have other scores than before.
+# The version of a Hugging Face model's identity: raised when the same files get other scores than before.
 # From 2 on, a text begins with all tokens of the tokenizer's template, a scaling grows from the length that
-# transformers reads, and no file is read that the identity does not cover. From 3 on, the control `window`
-# leaves the first tokens visible.
+# transformers reads, and the identity covers all files that are read. From 3 on, the control `window` leaves
+# the first tokens visible.
 CHECKPOINT_IDENTITY = 3
-BY_COMMAND = "the command"  # says at what length a checkpoint was trained, in the place of its configuration
+BY_COMMAND = "the command"  # `CheckpointConfig.train_length_from` for a length that the command gave
 
 
 @dataclass(frozen=True)
 class CheckpointConfig:
-    """The checkpoint that a run scores in place of training a model.
+    """The Hugging Face model that a run scores, in place of training a model."""
 
-    identity: a hash of its files. train_length_from: the key of its configuration that gave `train.length`.
-    begin: the tokens that stand first in each window, or the only one. layers: how many have the run's
-    encoding; others keep theirs. plain: it keeps transformers' own attention. architecture: such as Llama.
-    without_attention: how many layers have none. unused_scaling: a scaling of rotations in its configuration
-    by which no layer turns. identity_version: of the rule that gave the identity; scores of an older one may
-    differ from today's. train_length: at which it was trained, where `train.length` is another length that
-    changes are measured from. rounding: the types that the weights of a GGUF file were rounded to.
-    """
-
-    source: str
-    identity: str
-    train_length_from: str
+    source: str  # after `hf:`
+    identity: str  # a hash of its files
+    train_length_from: str  # the key of the model's configuration that gave `train.length`
     revision: str | None = None
-    begin: int | list[int] | None = None
-    layers: int | None = None
-    plain: bool = False
-    architecture: str = ""
-    without_attention: int = 0
-    unused_scaling: str | None = None
-    identity_version: int = 1
-    train_length: int | None = None
-    rounding: str | None = None
+    begin: int | list[int] | None = None  # the first tokens, or the one first token, of each window
+    layers: int | None = None  # the number of layers with the run's encoding; other layers keep their own
+    plain: bool = False  # the model keeps the attention of transformers
+    architecture: str = ""  # such as Llama
+    without_attention: int = 0  # the number of layers without attention
+    unused_scaling: str | None = None  # a scaling in the model's configuration that no layer uses
+    identity_version: int = 1  # CHECKPOINT_IDENTITY at the time of scoring; older scores may differ
+    train_length: int | None = (
+        None  # the training length, if changes are measured from another `train.length`
+    )
+    rounding: str | None = None  # the types to which the weights of a GGUF file were rounded
 
     @property
     def begins(self) -> list[int]:
+        """Return the first tokens of each window."""
         if isinstance(self.begin, list):
             return self.begin
         return [] if self.begin is None else [self.begin]
@@ -256,7 +255,7 @@ class CheckpointConfig:
 
 @dataclass(frozen=True)
 class Config:
-    """One run, resolved: no interpolation is left and every value has its type."""
+    """The configuration of one run, without interpolations, and with every value in its type."""
 
     encoding: dict[str, Any]
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -273,9 +272,9 @@ class Config:
     results_dir: str = "results"
     cache_dir: str | None = None
     tracker: Literal["tensorboard", "wandb", "mlflow"] | None = None
-    tag: str | None = None  # of an experiment that the run belongs to, and no part of its name
-    checkpoint: CheckpointConfig | None = None  # no key: the section of runs that score a checkpoint
-    search: tuple[Path, ...] = ()  # no key: the folders of --config-dir, in which an encoding's file may lie
+    tag: str | None = None  # of the run's experiment; no part of the run's name
+    checkpoint: CheckpointConfig | None = None  # no key: the section of runs that score a Hugging Face model
+    search: tuple[Path, ...] = ()  # no key: the folders of --config-dir, with files of encodings
 
     @property
     def first_length(self) -> int:
@@ -284,12 +283,12 @@ class Config:
 
     @property
     def trained_length(self) -> int:
-        """The length that the weights were trained at, from which scalings follow."""
+        """The length at which the weights were trained, for scalings."""
         stated = None if self.checkpoint is None else self.checkpoint.train_length
         return stated or self.train.length
 
     def check(self) -> None:
-        """Raise `UserError` for what cannot work; each text says the value and the way out."""
+        """Raise `UserError` for values that cannot work, with a way out."""
         for section in (self.model, self.data, self.tokenizer):
             section.check()
         check_margin(self.report.margin, "report.margin")
@@ -297,43 +296,47 @@ class Config:
             self.train.check()
         protocol = self.eval.protocol
         task = (self.task or {}).get("name", "null")
-        require(
-            (self.task is not None) == (self.data.source == "task") == (protocol == "task"),
-            f"data={self.data.name} and eval.protocol={protocol} do not fit task={task}: "
-            "say task=NAME, such as task=majority, and leave the two others out",
-        )
+        are_for_task = {self.task is not None, self.data.source == "task", protocol == "task"}
+        message = f"data={self.data.name} and eval.protocol={protocol} do not fit task={task}"
+        way_out = "say task=NAME, such as task=majority, and leave the two others out"
+        require(len(are_for_task) == 1, f"{message}: {way_out}")
         shortest = min(self.eval.resolved_lengths(self.train.length))
         message = f"length {shortest} is too short for eval.protocol=paired: choose 2 tokens or more"
         require(protocol != "paired" or shortest >= MIN_PAIRED_LENGTH, message)
         _check_part(self.encoding, "encoding")
         _check_name(self.encoding.get("name"), "encoding.name")
-        is_name = self.tag is None or NAME.fullmatch(self.tag) is not None
-        require(is_name, f"tag={self.tag}: a tag has letters, digits and the signs . + - _ alone")
+        is_name = self.tag is None or NAME.fullmatch(self.tag)
+        require(bool(is_name), f"tag={self.tag}: a tag has letters, digits and the signs . + - _ alone")
 
 
-KEYS = tuple(field.name for field in fields(Config) if field.name not in ("search", "checkpoint"))
-SECTIONS: dict[str, Any] = {name: kind for name, kind in get_type_hints(Config).items() if is_dataclass(kind)}
+NO_KEYS = ("search", "checkpoint")  # fields of `Config`
+KEYS = tuple(field.name for field in fields(Config) if field.name not in NO_KEYS)
+HINTS = get_type_hints(Config)
+SECTIONS: dict[str, Any] = {name: kind for name, kind in HINTS.items() if is_dataclass(kind)}
 
 
 def keys_of_sections() -> Iterator[str]:
     """Yield every key of a section, such as `train.length`."""
     for name, section in SECTIONS.items():
-        yield from (KEY_OF_FIELD.get(key, f"{name}.{key}") for key in section.__match_args__)
+        for field_name in section.__match_args__:
+            yield KEY_OF_FIELD.get(field_name, f"{name}.{field_name}")
 
 
 def check_margin(margin: float, key: str) -> None:
-    """Raise `UserError` for a margin that leaves nothing between holding and failing."""
+    """Raise `UserError` for a margin that is not between 0 and the change that counts as failing."""
     message = f"{key} must be above 0 and below {FAILURE} bits per byte (failing), not {margin}"
     require(0 < margin < FAILURE, message)
 
 
 def _check_part(part: Mapping[str, Any], key: str) -> None:
-    """Raise `UserError` for an encoding or a modifier without a class, and for modifiers of unfit names."""
+    """Raise `UserError` for an encoding or a modifier without a class or with an unfit modifier."""
     if not isinstance(name := part.get("class"), str):
         raise UserError(f"{key}.class must be text such as file.py:Class, not {shown(name)}")
-    for name, modifier in check_type(part.get("modifiers") or {}, dict, f"{key}.modifiers").items():
+    modifiers = check_type(part.get("modifiers") or {}, dict, f"{key}.modifiers")
+    for name, modifier in modifiers.items():
         _check_name(name, "a modifier's name")
-        _check_part(check_type(modifier, dict, f"{key}.modifiers.{name}"), f"{key}.modifiers.{name}")
+        own_key = f"{key}.modifiers.{name}"
+        _check_part(check_type(modifier, dict, own_key), own_key)
 
 
 def _check_name(name: Any, key: str) -> None:

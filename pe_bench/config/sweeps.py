@@ -1,4 +1,4 @@
-"""The jobs of a sweep: Hydra's grammar of several values is read here, and each job is a `Config`."""
+"""The jobs of a sweep: overrides with several values in Hydra's grammar become a `Config` for each job."""
 
 import itertools
 import math
@@ -22,27 +22,23 @@ from pe_bench.config.parse import parse_config
 from pe_bench.config.schema import MACHINE_KEYS, Config
 from pe_bench.errors import require
 
-# A later stage is told from others by its encoding too.
+# Keys of jobs that train on from a run; their labels name the encoding too.
 PARENT_KEYS = ("train.from", "train.beside")
 
 
 @dataclass(frozen=True)
 class Planned:
-    """A job that overrides ask for.
+    """A job that overrides describe, with its configuration."""
 
-    label: the words that tell it from the other jobs. words: the overrides, with one value each, that ask
-    `train` for the same job. given: the values of the keys that the overrides name. swept: the words of keys
-    that have several values.
-    """
-
-    label: str
+    label: str  # the overrides that differ from the other jobs
     config: Config
-    words: tuple[str, ...] = ()
-    given: Mapping[str, Any] = field(default_factory=dict)
-    swept: tuple[str, ...] = ()
+    words: tuple[str, ...] = ()  # overrides with one value each, with which `train` runs this job
+    given: Mapping[str, Any] = field(default_factory=dict)  # values of the overrides, by key
+    swept: tuple[str, ...] = ()  # the words of keys with several values
 
     def with_seed(self, seed: int) -> "Planned":
-        return replace(self, config=replace(self.config, seed=seed), words=(*self.words, f"seed={seed}"))
+        config = replace(self.config, seed=seed)
+        return replace(self, config=config, words=(*self.words, f"seed={seed}"))
 
 
 def planned(
@@ -52,10 +48,10 @@ def planned(
     choice: Sequence[str] = (),
     values: Mapping[str, Any] | None = None,
 ) -> list[Planned]:
-    """Return the jobs that overrides ask for, one for each combination of their values.
+    """Return the jobs of overrides, one for each combination of their values.
 
-    choice: overrides before the others, such as the encoding. values: plain values of keys such as
-    `train.length`, which hold where no override names the key. Raises `UserError`.
+    choice: overrides before the others, such as the encoding. values: plain values of keys without an
+    override, such as `train.length`. Raises `UserError`.
     """
     chosen = _options(for_hydra(choice, search), search)
     options = _options(for_hydra(overrides, search), search)
@@ -76,16 +72,16 @@ def planned_job(
     choice: Sequence[str] = (),
     values: Mapping[str, Any] | None = None,
 ) -> Planned:
-    """Return the one job that overrides ask for, as `planned` does. Raises `UserError` for several values."""
+    """Return the single job of overrides, as `planned` does. Raises `UserError` for several values."""
     values = values or {}
     composed = compose_over(values, choice, overrides, search)
-    words_of_values = (f"{key}={quote(value)}" for key, value in values.items())
+    value_words = [f"{key}={quote(value)}" for key, value in values.items()]
     config = parse_config(composed, search)
-    return Planned(config.encoding["name"], config, (*choice, *words_of_values, *overrides))
+    return Planned(config.encoding["name"], config, (*choice, *value_words, *overrides))
 
 
 def _options(overrides: Sequence[str], search: Sequence[Path]) -> list[list[str]]:
-    """Return for each override those of one value that it stands for. Of a key that comes twice, the last."""
+    """Return, for each key, its overrides with one value each; the last override of a key counts."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
     options: dict[str, list[str]] = {}
@@ -102,8 +98,9 @@ def _options(overrides: Sequence[str], search: Sequence[Path]) -> list[list[str]
 
 
 def _swept(words: Sequence[str], options: Sequence[Sequence[str]]) -> list[str]:
-    """Return the words that have others in their place in other jobs."""
-    return [word for word, others in zip(words, options, strict=True) if len(others) > 1]
+    """Return the words of keys with several options."""
+    choices = zip(words, options, strict=True)
+    return [word for word, others in choices if len(others) > 1]
 
 
 def _given(words: Sequence[str]) -> dict[str, Any]:
@@ -114,21 +111,21 @@ def _given(words: Sequence[str]) -> dict[str, Any]:
 
 
 def label_of(words: Sequence[str], encoding: str) -> str:
-    """Return the words that tell a job from the others; for a later stage, the encoding too."""
+    """Return the words that differ from other jobs as a label; for a later stage, with the encoding."""
     shown = [word.lstrip(PREFIXES) for word in words]
     is_stage = all(parse_override(word).key in PARENT_KEYS for word in shown)
     label = " ".join([f"encoding={encoding}", *shown] if is_stage else shown)
-    return label.replace("\\:", ":")  # which Hydra needs in my.py:RootBias, and nobody typed
+    return label.replace("\\:", ":")  # Hydra's escape in my.py:RootBias
 
 
 def by_key(overrides: Sequence[str]) -> dict[str, str]:
-    """Return overrides by the keys that they name."""
+    """Return overrides by their keys."""
     return {parse_override(text).key: text for text in overrides}
 
 
 @dataclass(frozen=True)
 class Typed:
-    """The overrides of a command, by what they change: the launcher, the machine, or the runs."""
+    """The overrides of a command, sorted into settings of the launcher, of the machine and of the runs."""
 
     launcher: list[str]
     machine: list[str]
@@ -136,12 +133,12 @@ class Typed:
 
     @property
     def job_overrides(self) -> list[str]:
-        """Return all but those of the launcher."""
+        """Return the overrides of the machine and the runs."""
         return [*self.machine, *self.runs]
 
 
 def sorted_by_use(overrides: Sequence[str]) -> Typed:
-    """Return the overrides of a command, by what they change."""
+    """Sort the overrides of a command."""
     typed = Typed([], [], [])
     for text in overrides:
         key = parse_override(text).key
@@ -155,7 +152,7 @@ def sorted_by_use(overrides: Sequence[str]) -> Typed:
 
 
 def check_launcher(overrides: Sequence[str]) -> None:
-    """Raise `UserError` for overrides that no launcher has. Nothing is launched or written."""
+    """Raise `UserError` for overrides that are unknown to all launchers, without launching or writing."""
     _check_nodes(overrides)
     if overrides:
         compose_launcher(overrides)
@@ -164,28 +161,25 @@ def check_launcher(overrides: Sequence[str]) -> None:
 def _check_nodes(overrides: Sequence[str]) -> None:
     for override in map(parse_override, overrides):
         message = f"{override}: a job uses one node: leave it out, or start each run with torchrun --nnodes"
-        require(override.key != "hydra.launcher.nodes" or override.value == "1", message)
+        has_several = override.key == "hydra.launcher.nodes" and override.value != "1"
+        require(not has_several, message)
 
 
-# A sweep that Hydra itself makes: `train -m`
+# A sweep of Hydra itself: `train -m`
 
 
 @dataclass(frozen=True)
-class Swept:
-    """What overrides sweep over.
+class Sweep:
+    """The jobs of overrides with several values."""
 
-    keys: those with several values. jobs: how many combinations there are. configs: of combinations that
-    have every value once. named: the keys that the overrides name.
-    """
-
-    keys: tuple[str, ...]
-    jobs: int
-    configs: Iterator[Config]
-    named: tuple[str, ...]
+    keys: tuple[str, ...]  # with several values
+    jobs: int  # the number of combinations of values
+    configs: Iterator[Config]  # of combinations that have every value at least once
+    named: tuple[str, ...]  # the keys of all overrides
 
 
-def read_sweep(overrides: Sequence[str], search: Sequence[Path]) -> Swept:
-    """Return what overrides sweep over; `configs` composes as it goes. Raises `UserError`."""
+def read_sweep(overrides: Sequence[str], search: Sequence[Path]) -> Sweep:
+    """Read the sweep of overrides; its `configs` are composed one by one. Raises `UserError`."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
     with explain_hydra_errors(overrides, search):
@@ -196,14 +190,14 @@ def read_sweep(overrides: Sequence[str], search: Sequence[Path]) -> Swept:
     keys = tuple(parse_override(override.get_key_element()).key for override in swept)
     texts = [parse_override(text) for text in overrides]
     plain = [str(text) for text in texts if text.key not in keys]
-    configs = (
-        parse_config(compose([*plain, *chosen], search), search) for chosen in _each_value_once(values)
-    )
-    return Swept(keys, math.prod(map(len, values)), configs, tuple(text.key for text in texts))
+    combinations = [[*plain, *chosen] for chosen in _each_value_once(values)]
+    configs = (parse_config(compose(words, search), search) for words in combinations)
+    jobs = math.prod(map(len, values))
+    return Sweep(keys, jobs, configs, tuple(text.key for text in texts))
 
 
 def _values(override: Any, search: Sequence[Path]) -> list[str]:
-    """Return the values of a sweep as overrides of one value."""
+    """Return the overrides with one value each of an override with several values."""
     from hydra.core.override_parser.types import Glob
 
     pattern = override.value()
@@ -216,41 +210,46 @@ def _values(override: Any, search: Sequence[Path]) -> list[str]:
 
 
 def _each_value_once(options: Sequence[Sequence[str]]) -> list[tuple[str, ...]]:
-    """Return combinations with every value once, with the first of the others."""
+    """Return combinations with each value of each option and the first values of the others."""
     first = tuple(values[0] for values in options)
     combinations = [first]
     for place, values in enumerate(options):
-        combinations += [(*first[:place], value, *first[place + 1 :]) for value in values]
+        before = first[:place]
+        after = first[place + 1 :]
+        combinations += [(*before, value, *after) for value in values]
     return list(dict.fromkeys(combinations))
 
 
 def with_swept_options(overrides: Sequence[str]) -> list[str]:
-    """Write options of a group that is swept as sweeps of one value.
+    """Write options of a swept group as sweeps of one value.
 
-    Hydra composes a sweep without what it sweeps over before it composes the jobs, and would
-    refuse `encoding.n_buckets=8` of `encoding=t5,t5_wide` because the default has no such option.
+    Hydra first composes the configuration without swept keys, and would refuse `encoding.n_buckets=8` of
+    `encoding=t5,t5_wide`, an option that the default encoding lacks.
     """
     swept = [text for text in overrides if re.match(r"(encoding|modifier|task)=(?!\[[^]]*\]$).*[,(]", text)]
     options = tuple(OPTIONS_OF_GROUP[parse_override(text).key] for text in swept)
 
     def adapt(override: Override) -> str:
-        is_one = override.value is not None and not re.search(r"[,(]", override.value)
-        is_option = is_one and override.key.startswith(options)
-        return str(replace(override, value=f"choice({override.value})") if is_option else override)
+        if override.value is None or re.search(r"[,(]", override.value):
+            return str(override)
+        if override.key.startswith(options):
+            override = replace(override, value=f"choice({override.value})")
+        return str(override)
 
     return [adapt(parse_override(text)) for text in overrides]
 
 
 def without_launcher(overrides: Sequence[str]) -> list[str]:
-    """Return the overrides but those of the launcher."""
+    """Return the overrides without those of the launcher."""
     launcher = ("hydra/launcher", "hydra.launcher.")
     return [text for text in overrides if not parse_override(text).key.startswith(launcher)]
 
 
 def label_of_composed(keys: Sequence[str]) -> str:
-    """Return the label of the job that Hydra has composed in this process, of a sweep over these keys."""
+    """Return the label of Hydra's current job, in a sweep over these keys."""
     from hydra.core.hydra_config import HydraConfig
 
     hydra = HydraConfig.get()
-    words = [text for text in hydra.overrides.task if parse_override(text).key in keys]
+    overrides: list[str] = hydra.overrides.task
+    words = [text for text in overrides if parse_override(text).key in keys]
     return label_of(words, hydra.runtime.choices["encoding"])

@@ -1,4 +1,4 @@
-"""Training windows: uniform random crops inside one document, a pure function of the seed and the step."""
+"""Training windows: uniform random crops of a document, a pure function of the seed and the step."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -11,18 +11,15 @@ from pe_bench.data.packed import Data, Split
 from pe_bench.data.tasks import STREAMS, Task
 from pe_bench.errors import UserError
 
-STREAM = 0xDA7A  # keeps these draws apart from others that use the same seed
+STREAM = 0xDA7A  # separates these draws from others with the same seed
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Windows [B, T + 1], each with one token more than it has inputs.
+    """Windows of T inputs and their targets."""
 
-    is_answer: which tokens have a loss, bool of the same shape; None where all but the first of each have.
-    """
-
-    tokens: Tensor
-    is_answer: Tensor | None = None
+    tokens: Tensor  # [B, T + 1]
+    is_answer: Tensor | None = None  # bool [B, T + 1], the tokens with a loss; None: all but the first
 
     @property
     def losses(self) -> int:
@@ -40,15 +37,15 @@ class Batch:
     def split(self, count: int) -> Iterator["Batch"]:
         """Yield parts of at most `count` windows, in order."""
         for start in range(0, len(self.tokens), count):
-            yield self.map(lambda windows, start=start: windows[start : start + count])
+            part = slice(start, start + count)
+            yield self.map(lambda windows, part=part: windows[part])
 
 
 class TrainingWindows:
     """The crops of `length + 1` tokens of a split, each drawn with equal chance.
 
-    Documents shorter than a crop are joined by the end-of-text id, so that nothing is lost. The split
-    itself is kept; only the joined documents are copied. Raises `UserError`, which names the `side`,
-    when the whole split is shorter than one crop.
+    Documents shorter than a crop are joined by the end-of-text id into one document, which is a copy. Raises
+    `UserError`, which names the `side`, if the whole split is shorter than one crop.
     """
 
     def __init__(self, split: Split, length: int, end_of_text: int, side: str = "training") -> None:
@@ -59,20 +56,21 @@ class TrainingWindows:
         for index in joined.tolist():
             parts += [between, split.document(index)]
         self.joint = np.concatenate(parts)[1:]
-        if len(self.joint) < self.size and len(joined) == len(split.lengths):
+        is_all_joined = len(joined) == len(split.lengths)
+        if is_all_joined and len(self.joint) < self.size:
             raise UserError(
                 f"the {side} documents have {len(self.joint)} tokens together, and one window of "
                 f"train.length={length} needs {self.size}: use more text, or a shorter train.length"
             )
         self.tokens = split.tokens
         alone = np.setdiff1d(np.arange(len(split.lengths)), joined)
-        # One more "document", the joint one, comes last.
+        # The joint document comes last.
         self.starts = np.append(split.starts[alone], 0)
         lengths = np.append(split.lengths[alone], len(self.joint))
         self.crops_through = np.cumsum(np.maximum(lengths - length, 0))
 
     def batch(self, count: int, seed: int, step: int) -> Batch:
-        """Return int64 [count, length + 1], equal for equal arguments, whatever was drawn before."""
+        """Return `count` windows, int64 [count, length + 1], which follow from the arguments alone."""
         generator = np.random.default_rng([seed, STREAM, step])
         drawn = generator.integers(0, self.crops_through[-1], size=count)
         document = np.searchsorted(self.crops_through, drawn, side="right")
@@ -89,8 +87,8 @@ class TrainingWindows:
 class TaskWindows:
     """The examples of a task in windows of `length + 1` tokens.
 
-    Sizes are drawn with equal chances, from the least to the largest that fits. Raises `UserError` where none
-    does.
+    Sizes are drawn with equal chances, from the least to the largest that fits. Raises `UserError` if no size
+    fits.
     """
 
     def __init__(self, task: Task, length: int, side: str = "training") -> None:
@@ -100,7 +98,7 @@ class TaskWindows:
         self.stream = STREAMS[side]
 
     def batch(self, count: int, seed: int, step: int) -> Batch:
-        """Return int64 [count, length + 1], equal for equal arguments, whatever was drawn before."""
+        """Return `count` examples, int64 [count, length + 1], which follow from the arguments alone."""
         rng = np.random.default_rng([seed, self.stream, step])
         sizes = rng.integers(self.task.least, self.largest + 1, size=count)
         tokens = np.full((count, self.size), self.task.padding, np.int64)
@@ -116,9 +114,9 @@ Windows = TrainingWindows | TaskWindows
 
 
 def windows_of(data: Data, length: int, side: str = "training") -> Windows:
-    """Return the windows that a run trains on, or those that its validation loss is of: of text or of a task.
+    """Return the windows of a side, training or validation, of text or of a task.
 
-    Raises `UserError` where none can be drawn.
+    Raises `UserError` if no window can be drawn.
     """
     if data.task is not None:
         return TaskWindows(data.task, length, side)
@@ -127,7 +125,7 @@ def windows_of(data: Data, length: int, side: str = "training") -> Windows:
 
 
 def _documents_to_join(lengths: np.ndarray, size: int) -> np.ndarray:
-    """Return the indices of documents under `size`, and of longer ones until all together reach it."""
+    """Return the indices of documents below `size`, and of longer ones until the total reaches `size`."""
     order = np.argsort(lengths, kind="stable")
     joint_lengths = np.cumsum(lengths[order] + 1) - 1
     short = int(np.searchsorted(lengths[order], size))

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from pe_bench.config.schema import DataConfig
 from pe_bench.data.sources import Document, row_text, within_budget
@@ -15,38 +15,42 @@ WITHOUT = "use data=stdlib, or data=files data.path=DIR"
 
 
 def read(config: DataConfig, byte_budget: int | None) -> tuple[list[Document], list[Document] | None]:
-    """Return the `train` split and, where the dataset has one, the `validation` split.
+    """Return the documents of the `train` split, and of the `validation` split or None.
 
-    With a budget the dataset is streamed, so that only what is used is fetched.
+    With a budget the dataset is streamed, so only the used part is fetched.
     """
     import datasets
 
-    # `datasets` takes other names for folders or formats; they may be a stranger's.
+    # `datasets` takes other names for folders or formats, which may be a stranger's.
     path = str(config.path)
     is_name = OWNER_AND_NAME.fullmatch(path) and not Path(path).exists()
     require(bool(is_name), f"data.path={path} is not the OWNER/NAME of a dataset on the Hub: {WITHOUT}")
     with hub_errors(f"data.path={path}", WITHOUT):
-        splits: dict[str, Iterable[dict[str, Any]]] = cast(Any, datasets.load_dataset)(
-            path, config.subset, revision=config.revision, streaming=byte_budget is not None
+        load: Any = datasets.load_dataset
+        is_streamed = byte_budget is not None
+        splits: dict[str, Iterable[dict[str, Any]]] = load(
+            path, config.subset, revision=config.revision, streaming=is_streamed
         )
         message = f"data.path={path} has no split 'train' (it has {', '.join(splits)}): {WITHOUT}"
         require("train" in splits, message)
-        train, validation = (
-            list(within_budget(_documents(splits.get(name, ()), name, config), byte_budget))
-            for name in ("train", "validation")
-        )
+        sides: list[list[Document]] = []
+        for name in ("train", "validation"):
+            documents = _documents(splits.get(name, ()), name, config)
+            sides.append(list(within_budget(documents, byte_budget)))
+        train, validation = sides
         return train, validation or None
 
 
 @contextmanager
 def hub_errors(what: str, instead: str) -> Iterator[None]:
-    """Turn what the Hub's libraries raise into a `UserError` of one line."""
+    """Turn exceptions of the Hub's libraries into a one-line `UserError`."""
     try:
         yield
     except UserError:
         raise
     except Exception as error:  # datasets, httpx, pyarrow and fsspec each raise their own kinds
-        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        one_line = " ".join(str(error).split())
+        reason = one_line[:200] or type(error).__name__
         message = f"{what} cannot be loaded from the Hugging Face Hub ({reason})"
         raise UserError(f"{message}: check it, or {instead}") from error
 
@@ -54,17 +58,21 @@ def hub_errors(what: str, instead: str) -> Iterator[None]:
 def _documents(rows: Iterable[dict[str, Any]], split: str, config: DataConfig) -> Iterator[Document]:
     where = f"data.path={config.path}, split {split},"
     names = getattr(rows, "column_names", None)
-    if names and config.text_column not in names:  # before a stream is opened, which would leave threads
+    if (
+        names and config.text_column not in names
+    ):  # refused before a stream is opened, which would leave threads
         row_text(dict.fromkeys(names), config, where)
     texts = (row_text(row, config, where) for row in rows)
     if str(config.path).rpartition("/")[2] == "wikitext":
         yield from _articles(texts)
-    else:
-        yield from (Document(f"{split}:{row}", text) for row, text in enumerate(texts) if text)
+        return
+    for row, text in enumerate(texts):
+        if text:
+            yield Document(f"{split}:{row}", text)
 
 
 def _articles(lines: Iterable[bytes]) -> Iterator[Document]:
-    """Yield the articles of WikiText, whose rows are lines: each from one ` = Title = ` to the next."""
+    """Yield the articles of WikiText, from one ` = Title = ` line to the next; its rows are lines."""
     title = b""
     article: list[bytes] = []
     after_blank = True
@@ -82,7 +90,8 @@ def _articles(lines: Iterable[bytes]) -> Iterator[Document]:
 
 
 def _is_title(line: bytes) -> bool:
-    """Return whether a line is ` = Title = `, and not the ` = = Section = = ` of a deeper level."""
+    """Return true for a line ` = Title = `, false for a deeper level such as ` = = Section = = `."""
     text = line.strip()
-    one_level = text.startswith(b"= ") and text.endswith(b" =")
-    return one_level and len(text) > 4 and not text.startswith(b"= =") and not text.endswith(b"= =")
+    is_heading = len(text) > 4 and text.startswith(b"= ") and text.endswith(b" =")
+    is_deeper = text.startswith(b"= =") or text.endswith(b"= =")
+    return is_heading and not is_deeper

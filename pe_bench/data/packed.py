@@ -1,4 +1,4 @@
-"""Token ids of all documents in one flat, memory-mapped array a side: packed once, then only opened."""
+"""Token ids of all documents in a flat, memory-mapped array for each side, packed once and cached."""
 
 import hashlib
 from dataclasses import asdict, dataclass, replace
@@ -18,25 +18,21 @@ from pe_bench.data.tokenizer import Tokenizer
 from pe_bench.system.files import cache_root, cached_folder, key_of
 from pe_bench.system.terminal import say
 
-FORMAT = 1  # of the data's hash: raise it when that changes its meaning
+FORMAT = 1  # of the data's hash: raise it when the hash changes its meaning
 LAYOUT = 3  # of the files in the cache
 TOKENIZER_FILE = "tokenizer.json"
-_described: set[Path] = set()  # folders of data that was cut
+_described: set[Path] = set()  # folders of data with a note on cut documents, which is printed once
 BYTES_PER_TOKEN = 4  # of a subword tokenizer, for `data.max_tokens`; text is read before it is tokenised
 
 
 @dataclass(frozen=True)
 class Split:
-    """A side: document d is `tokens[starts[d]:starts[d + 1]]`; `byte_ends` is parallel to `tokens`.
+    """The training or the validation documents: document d is `tokens[starts[d]:starts[d + 1]]`."""
 
-    `byte_ends` counts the bytes of the document up to and including each token; training has none.
-    loses_text: the tokens are not of all of the text, so that bits per byte would say too little.
-    """
-
-    tokens: np.ndarray
-    starts: np.ndarray
-    byte_ends: np.ndarray | None = None
-    loses_text: bool = False
+    tokens: np.ndarray  # [tokens]
+    starts: np.ndarray  # [documents + 1]
+    byte_ends: np.ndarray | None = None  # [tokens], bytes of a document up to a token's end; None: training
+    loses_text: bool = False  # tokens miss parts of the text, so bits per byte would be too low
 
     @property
     def lengths(self) -> np.ndarray:
@@ -45,12 +41,13 @@ class Split:
 
     def document(self, index: int) -> np.ndarray:
         """Return the token ids of one document, without a copy."""
-        return self.tokens[self.starts[index] : self.starts[index + 1]]
+        start, stop = self.starts[index : index + 2]
+        return self.tokens[start:stop]
 
 
 @dataclass(frozen=True)
 class Data:
-    """The two sides, tokenised. Two objects with equal `hash` give equal batches and equal targets."""
+    """The two sides, tokenised. Equal hashes give equal batches and equal targets."""
 
     name: str
     hash: str
@@ -59,22 +56,22 @@ class Data:
     end_of_text: int
     train: Split
     validation: Split
-    task: Task | None = None  # whose examples take the place of text
-    prompts: Prompts | None = None  # of a checkpoint, in the place of text
+    task: Task | None = None  # with examples in place of text
+    prompts: Prompts | None = None  # of a Hugging Face model, in place of text
 
     @property
     def vocab_size(self) -> int:
         return len(self.vocabulary)
 
 
-NO_TEXT = Split(np.empty(0, np.uint16), np.zeros(1, np.int64))
+NO_TEXT = Split(tokens=np.empty(0, np.uint16), starts=np.zeros(1, np.int64))
 
 
 def load_data(config: Config) -> Data:
-    """Return the data that a configuration names: packed text, examples of a task, a checkpoint's prompts.
+    """Return the data of a configuration: packed text, a task, or a Hugging Face model's prompts.
 
-    Text comes from the cache where it was packed before. Raises `UserError` for a source, tokenizer or cache
-    folder that is of no use, `RunError` for a full disk.
+    Text that was packed before comes from the cache. Raises `UserError` for a source, tokenizer or cache
+    folder that cannot be used, `RunError` for a full disk.
     """
     if config.task is None:
         folder, meta = _packed_folder(config)
@@ -83,18 +80,20 @@ def load_data(config: Config) -> Data:
             say(f"{meta['tokenizer']}: {meta['loss']}; scores are nats per token, without bits per byte")
             validation = replace(validation, loses_text=True)
         if meta.get("split") and folder not in _described:
-            _described.add(folder)  # said once, however many runs of a sweep are checked
-            say(f"{config.data.path or config.data.name}: {meta['split']}")
+            _described.add(folder)
+            name = config.data.path or config.data.name
+            say(f"{name}: {meta['split']}")
         vocabulary = tuple(meta["vocabulary"])
         label = meta["tokenizer"]
-        if config.tokenizer.kind == "bpe":  # whose label was the size that was asked for, in older caches
+        if config.tokenizer.kind == "bpe":  # older caches have a label with `tokenizer.vocab_size`
             label = tokenizers.bpe_label(len(vocabulary))
         about = meta["hash"], label, vocabulary, meta["end_of_text"]
         return Data(config.data.name, *about, train, validation)
     if config.checkpoint is None:
         return task_data(build_task(config.task))
     tokenizer = tokenizers.load_file(config.tokenizer)
-    prompts = Prompts(str(config.task["name"]), tokenizer, n_first=len(config.checkpoint.begins))
+    name = str(config.task["name"])
+    prompts = Prompts(name, tokenizer, n_first=len(config.checkpoint.begins))
     about = prompts.name, prompts.hash, tokenizer.label, tuple(tokenizer.vocabulary), tokenizer.end_of_text
     return Data(*about, NO_TEXT, NO_TEXT, prompts=prompts)
 
@@ -105,18 +104,19 @@ def task_data(task: Task) -> Data:
 
 
 def cached_tokenizer(config: Config) -> Path:
-    """Return the file of the tokenizer that was trained on a run's data; there is none for other kinds."""
+    """Return the file of a tokenizer that was trained on a run's data, which only the kind `bpe` has."""
     return _packed_folder(config)[0] / TOKENIZER_FILE
 
 
 def _packed_folder(config: Config) -> tuple[Path, dict[str, Any]]:
+    """Return the cache's folder of the packed text, and the facts that `_pack` returned for it."""
     data, tokenizer = config.data, config.tokenizer
     per_token = 1 if tokenizer.kind == "bytes" else BYTES_PER_TOKEN
     byte_budget = data.max_tokens and data.max_tokens * per_token
-    # What the Hub has is known by its name, so that nothing is fetched again.
+    # Data of the Hub is identified by its name, so it is not fetched again.
     corpus = None if data.source == "hub" else read_corpus(data, byte_budget)
     identity: Any = asdict(data) | {"name": None}
-    del identity["validation_documents"]  # which what the Hub has is not cut by
+    del identity["validation_documents"]  # data of the Hub is not cut
     if corpus is not None:
         identity = []
         for side in corpus:
@@ -129,10 +129,11 @@ def _packed_folder(config: Config) -> tuple[Path, dict[str, Any]]:
         documents, validation = corpus or read_corpus(data, byte_budget)
         least = 1 if data.source == "hub" else data.validation_documents
         sides = split_corpus(documents, validation, data.validation_fraction, least)
-        return _pack(folder, *sides, tokenizer) | {"split": describe_split(documents, *sides)}
+        facts = _pack(folder, *sides, tokenizer)
+        return {**facts, "split": describe_split(documents, *sides)}
 
     tokenized_with = asdict(tokenizer)
-    if tokenizer.kind == "file":  # what it holds, wherever it lies
+    if tokenizer.kind == "file":  # identified by content, not by place
         path = tokenizers.tokenizer_file(tokenizer)
         tokenized_with["name"] = hashlib.sha256(path.read_bytes()).hexdigest()
         tokenized_with["label"] = path.resolve().parent.name
@@ -143,15 +144,16 @@ def _packed_folder(config: Config) -> tuple[Path, dict[str, Any]]:
 def read_corpus(
     config: DataConfig, byte_budget: int | None = None
 ) -> tuple[list[Document], list[Document] | None]:
-    """Return training documents, and the source's validation documents (None: to be split off).
+    """Return training documents, and the source's validation documents or None.
 
-    Each list stops at `byte_budget` bytes. Raises `UserError` for a source that cannot be read.
+    Each list has at most `byte_budget` bytes. Raises `UserError` for a source that cannot be read.
     """
     if config.source == "hub":
         return hub.read(config, byte_budget)
     if config.source == "stdlib":
         return list(within_budget(read_stdlib(config), byte_budget)), None
-    train = list(within_budget(read_files(config.path or ".", config, "data.path"), byte_budget))
+    documents = read_files(config.path or ".", config, "data.path")
+    train = list(within_budget(documents, byte_budget))
     if config.validation_path is None:
         return train, None
     validation = read_files(config.validation_path, config, "data.validation_path")
@@ -161,19 +163,20 @@ def read_corpus(
 def _pack(
     folder: Path, train: list[Document], validation: list[Document], config: TokenizerConfig
 ) -> dict[str, Any]:
-    """Write both sides into `folder`; return what else `load_data` needs."""
+    """Write both sides into `folder`; return the other facts for `load_data`."""
     tokenizer = _make_tokenizer(config, train, folder)
     loss = ""
-    if config.kind in ("file", "hub"):  # those of others
+    if config.kind in ("file", "hub"):  # not trained on this text
         assert isinstance(tokenizer, tokenizers.SubwordTokenizer)
-        loss = tokenizer.loss_of([document.text for document in validation])
+        loss = tokenizer.describe_loss([document.text for document in validation])
     _pack_side(folder, "train", train, tokenizer, with_ends=False)
     _pack_side(folder, "validation", validation, tokenizer, with_ends=True)
     train_hashes = [document.sha256 for document in train]
     validation_hashes = [document.sha256 for document in validation]
     content = repr((FORMAT, [train_hashes, validation_hashes], tokenizer.identity)).encode()
+    data_hash = hashlib.sha256(content).hexdigest()[:16]
     return {
-        "hash": hashlib.sha256(content).hexdigest()[:16],
+        "hash": data_hash,
         "tokenizer": tokenizer.label + LOSES_TEXT if loss else tokenizer.label,
         "loss": loss,
         "vocabulary": tokenizer.vocabulary,
@@ -196,40 +199,49 @@ def _pack_side(
 ) -> None:
     dtype = np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32
     texts = (document.text for document in documents)
-    ids = []
+    ids = [np.empty(0, dtype)]
     ends = []
     for encoded in tokenizer.encode_documents(texts, with_ends):
         ids.append(encoded.ids.astype(dtype))
         if encoded.byte_ends is not None:
             ends.append(encoded.byte_ends)
-    np.save(folder / f"{side}-tokens.npy", np.concatenate([np.empty(0, dtype), *ids]))
-    np.save(folder / f"{side}-starts.npy", np.cumsum([0, *map(len, ids)], dtype=np.int64))
+    starts = np.cumsum([*map(len, ids)], dtype=np.int64)  # the first is 0, of the empty array
+    np.save(folder / f"{side}-tokens.npy", np.concatenate(ids))
+    np.save(folder / f"{side}-starts.npy", starts)
     if with_ends:
-        np.save(folder / f"{side}-byte_ends.npy", np.concatenate(ends).astype(np.uint32))
+        byte_ends = np.concatenate(ends).astype(np.uint32)
+        np.save(folder / f"{side}-byte_ends.npy", byte_ends)
 
 
 def _open_side(folder: Path, side: str) -> Split:
     names = ["tokens", "starts"]
     if side == "validation":
         names.append("byte_ends")
-    files = (folder / f"{side}-{name}.npy" for name in names)
-    tokens, starts, *ends = (np.load(file, mmap_mode="r", allow_pickle=False) for file in files)
-    return Split(tokens, np.array(starts), *ends)
+    arrays: dict[str, np.ndarray] = {}
+    for name in names:
+        file = folder / f"{side}-{name}.npy"
+        arrays[name] = np.load(file, mmap_mode="r", allow_pickle=False)
+    starts = np.array(arrays["starts"])
+    return Split(arrays["tokens"], starts, arrays.get("byte_ends"))
 
 
 def summary(data: Data, length: int) -> str:
-    """Return the amounts of text to train on and to score, or the examples of a task in such windows."""
+    """Describe the amounts of text on each side, or a task's examples in windows of `length`."""
     if (task := data.task) is not None:
         sizes = f"sizes {task.least} to {task.size_at(length)}"
-        return f"{task.name}: examples of {sizes} at {length} tokens, {task.chance:.3g} right by guessing"
+        chance = f"{task.chance:.3g} right by guessing"
+        return f"{task.name}: examples of {sizes} at {length} tokens, {chance}"
     sides = {"for training": data.train, "for validation": data.validation}
     amounts = []
     for purpose, side in sides.items():
-        if len(side.lengths):
+        documents = len(side.lengths)
+        if documents:
             tokens = _in_short(len(side.tokens))
-            amounts.append(f"{len(side.lengths):,} documents of {tokens} tokens {purpose}")
+            amounts.append(f"{documents:,} documents of {tokens} tokens {purpose}")
     return f"{data.name}: {', '.join(amounts)}"
 
 
 def _in_short(tokens: int) -> str:
-    return f"{tokens / 1e6:.2f}M" if tokens >= 100_000 else f"{tokens:,}"
+    if tokens < 100_000:
+        return f"{tokens:,}"
+    return f"{tokens / 1e6:.2f}M"

@@ -1,8 +1,8 @@
-"""Prompts of a checkpoint: text of any size that ends with a question, whose answers are known.
+"""Prompts of a Hugging Face model: text of any size that ends with a question with known answers.
 
-Each kind is one function at the end. Its examples have the largest size that fits a length with the
-checkpoint's tokenizer. Only the answers are scored, each with the right earlier answers in the input, so
-all of them are right exactly when greedy decoding gives them.
+Each kind of prompt is one function at the end. Examples have the largest size that fits a length with the
+model's tokenizer. Only answers are scored, with the right earlier answers in the input, so all answers are
+right exactly if greedy decoding writes them.
 """
 
 import hashlib
@@ -23,25 +23,25 @@ STREAM = 0x7A5E  # of random numbers, different from those of tasks
 
 
 class Prompt(NamedTuple):
-    """The text up to the first answer, and the answers, which follow it with a space before each."""
+    """A question and its answers, which follow the question with a space before each."""
 
-    question: str
+    question: str  # all text up to the first answer
     answers: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Prompts:
-    """One kind of prompt with a checkpoint's tokenizer. n_first: how many come before the text."""
+    """One kind of prompt with the tokenizer of a Hugging Face model."""
 
     chance: ClassVar[float] = 0.0  # of a guess, to three digits
 
     name: str
     tokenizer: Tokenizer
-    n_first: int
+    n_first: int  # tokens that the model puts before the text
 
     @property
     def hash(self) -> str:
-        """Return a hash of all that determines prompts: equal hashes and seeds give equal prompts."""
+        """Return a hash of the prompts; equal hashes and seeds give equal prompts."""
         n_first = self.n_first if self.n_first > 1 else bool(self.n_first)
         parts = repr((FORMAT, self.name, self.tokenizer.identity, n_first))
         return hashlib.sha256(parts.encode()).hexdigest()[:16]
@@ -49,9 +49,10 @@ class Prompts:
     def examples_at(self, length: int, count: int, seed: int) -> list[Example]:
         """Return the longest prompts that fit `length` inputs, the same at every call.
 
-        Raises `UserError` where not even the smallest fits.
+        Raises `UserError` if the smallest prompt does not fit.
         """
-        return [self._longest(length, [seed, STREAM, length, number]) for number in range(count)]
+        seeds = [[seed, STREAM, length, number] for number in range(count)]
+        return [self._longest(length, own_seed) for own_seed in seeds]
 
     def _longest(self, length: int, seed: Sequence[int]) -> Example:
         """Return the example of a seed with the largest size that fits. Raise `UserError` if none does."""
@@ -60,7 +61,8 @@ class Prompts:
         too_large = math.inf
         while True:
             estimate = size * length // (len(example.tokens) - 1)
-            size = int(min(max(estimate, fits + 1), too_large - 1))
+            larger = max(estimate, fits + 1)
+            size = int(min(larger, too_large - 1))
             if size <= fits:
                 return longest
             example = self.example(np.random.default_rng(seed), size)
@@ -70,7 +72,7 @@ class Prompts:
                 too_large = size
 
     def shortest(self, length: int, seed: Sequence[int] = (0,)) -> Example:
-        """Return an example of the smallest size. Raise `UserError` for a length with no room for it."""
+        """Return an example of the smallest size. Raise `UserError` if it does not fit the length."""
         example = self.example(np.random.default_rng(seed), LEAST[self.name])
         inputs = len(example.tokens) - 1
         if inputs > length:
@@ -81,18 +83,21 @@ class Prompts:
         return example
 
     def example(self, rng: np.random.Generator, size: int) -> Example:
-        """Return the tokens of a prompt and its answers, and the number of the answer that each is of."""
+        """Return the tokens of a prompt and its answers, with the number of each token's answer from 1 on."""
         question, answers = KINDS[self.name](rng, size)
-        ends = np.cumsum([len(question), *(1 + len(answer) for answer in answers)])  # all are ASCII
+        sizes = [len(question), *(1 + len(answer) for answer in answers)]
+        ends = np.cumsum(sizes)  # in bytes, because all text is ASCII
         text = " ".join([question, *answers]).encode()
         [encoded] = self.tokenizer.encode_documents([text], with_ends=True)
         assert encoded.byte_ends is not None
-        first = [self.tokenizer.end_of_text] * self.n_first  # the model puts its own there
-        number = np.searchsorted(ends, [*np.zeros_like(first), *encoded.byte_ends])
-        return Example(np.array([*first, *encoded.ids], np.int64), number > 0, number)
+        first = [self.tokenizer.end_of_text] * self.n_first  # replaced by the model's own tokens
+        byte_ends = [*np.zeros_like(first), *encoded.byte_ends]
+        number = np.searchsorted(ends, byte_ends)
+        tokens = np.array([*first, *encoded.ids], np.int64)
+        return Example(tokens, number > 0, number)
 
 
-# The sentences of all kinds are ours; RULER accepts the answers in any order.
+# The sentences of all kinds are pe-bench's own. RULER, unlike pe-bench, accepts answers in any order.
 
 
 def niah_multikey_3(rng: np.random.Generator, size: int) -> Prompt:
@@ -105,13 +110,18 @@ def niah_multikey_3(rng: np.random.Generator, size: int) -> Prompt:
     Source: Hsieh et al. 2024, arXiv:2404.06654 (RULER, `niah_multikey_3`): all of the text consists of
     such pairs of UUIDs.
     """
-    identifiers = [str(uuid.UUID(bytes=rng.bytes(16), version=4)) for _ in range(2 * size)]
+    identifiers = [_identifier(rng) for _ in range(2 * size)]
     keys = identifiers[:size]
     values = identifiers[size:]
-    lines = [f"The value of {key} is {value}." for key, value in zip(keys, values, strict=True)]
+    pairs = zip(keys, values, strict=True)
+    lines = [f"The value of {key} is {value}." for key, value in pairs]
     needle = int(rng.integers(size))
     question = f"What is the value of {keys[needle]}? The value of {keys[needle]} is"
     return Prompt("\n".join([*lines, question]), (values[needle],))
+
+
+def _identifier(rng: np.random.Generator) -> str:
+    return str(uuid.UUID(bytes=rng.bytes(16), version=4))
 
 
 NOISE = (
@@ -143,12 +153,15 @@ def _assignments(rng: np.random.Generator, size: int) -> Prompt:
     names = _words(rng, VARIABLES, 5, "A")
     number = int(rng.integers(10_000, 100_000))
     values = [str(number), *(f"VAR {name}" for name in names)]
-    indices = np.sort(rng.integers(size + 1, size=VARIABLES)).tolist()
+    places = rng.integers(size + 1, size=VARIABLES)
+    indices = np.sort(places).tolist()
     sentences = [NOISE[index % len(NOISE)] for index in range(size)]
-    for index, name, value in reversed([*zip(indices, names, values, strict=False)]):
+    assignments = [*zip(indices, names, values, strict=False)]
+    for index, name, value in reversed(assignments):
         sentences.insert(index, f"VAR {name} = {value}.")
     question = f"Question: Which five variables have the value {number}, in the order of their assignment?"
-    return Prompt("\n".join([" ".join(sentences), question, "Answer:"]), tuple(names))
+    text = " ".join(sentences)
+    return Prompt(f"{text}\n{question}\nAnswer:", tuple(names))
 
 
 VOCABULARY = 2_000
@@ -169,25 +182,29 @@ def fwe(rng: np.random.Generator, size: int) -> Prompt:
     """
     zeta = math.pi**2 / 6  # the sum of all r ** -2
     ranks = np.arange(1.0, VOCABULARY + 1)
-    counts = [count for count in np.round(size / (zeta * ranks**2)).astype(int) if count]
-    counts += [1] * max(0, size - sum(counts))
-    words = ["...", *_words(rng, len(counts) - 1, 6, "a")]
+    expected = np.round(size / (zeta * ranks**2)).astype(int)
+    counts = [count for count in expected if count]
+    missing = size - sum(counts)
+    counts += [1] * max(0, missing)
+    others = len(counts) - 1
+    words = ["...", *_words(rng, others, 6, "a")]
     text = np.repeat(words, counts)[:size]
     rng.shuffle(text)
     question = (
         "Question: Which three words are the most frequent, the most frequent first? Leave out the dots."
     )
-    return Prompt("\n".join([" ".join(text), question, "Answer:"]), tuple(words[1:4]))
+    return Prompt(f"{' '.join(text)}\n{question}\nAnswer:", tuple(words[1:4]))
 
 
 def _words(rng: np.random.Generator, count: int, letters: int, first: str) -> list[str]:
-    """Return so many different words of random letters from `first` on."""
+    """Return `count` different words of random letters; the alphabet begins with `first`."""
     words: dict[str, None] = {}
     while len(words) < count:
-        words["".join(chr(ord(first) + letter) for letter in rng.integers(26, size=letters))] = None
+        numbers = ord(first) + rng.integers(26, size=letters)
+        words["".join(map(chr, numbers))] = None
     return [*words]
 
 
-# Of 100 words, the three have 15, 7 and 4, and the next has 2.
+# The smallest sizes. Of 100 words, the three most frequent have 15, 7 and 4, the next has 2.
 LEAST = {"niah_multikey_3": 2, "vt": 10, "fwe": 100}  # lines, sentences or words
 KINDS = {"niah_multikey_3": niah_multikey_3, "vt": vt, "fwe": fwe}

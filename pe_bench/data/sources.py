@@ -1,4 +1,4 @@
-"""Documents from files and from the interpreter's standard library; those of the Hub are in hub.py."""
+"""Documents from files and from Python's standard library; hub.py reads documents of the Hub."""
 
 import codecs
 import gzip
@@ -17,10 +17,10 @@ from pe_bench.config.schema import DataConfig
 from pe_bench.errors import UserError, first_line, require
 from pe_bench.values import expand_user
 
-MAX_NAMED = 10  # files that cannot be read
+MAX_NAMED = 10  # unreadable files in one message
 NO_TEXT = "convert them, take them out of the folder, or say data.encoding=NAME, such as latin-1"
 ROWS = 256  # of Parquet that are in memory at once
-# Not the standard library itself: tests, other people's packages, applications, copies, and tables.
+# Folders with tests, other people's packages, applications, copies and tables.
 LEFT_OUT = {
     *("test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__", "_bundled"),
     *("idlelib", "lib2to3", "encodings", "pydoc_data", "turtledemo"),
@@ -31,10 +31,10 @@ GENERATED_PREFIXES = ("_sysconfigdata", "config-")
 
 @dataclass(frozen=True)
 class Document:
-    """A name to show, and the bytes of a text, which are valid UTF-8."""
+    """A text with its name."""
 
-    name: str
-    text: bytes
+    name: str  # for messages
+    text: bytes  # valid UTF-8
 
     @cached_property
     def sha256(self) -> str:
@@ -42,7 +42,7 @@ class Document:
 
 
 def within_budget(documents: Iterable[Document], byte_budget: int | None) -> Iterator[Document]:
-    """Yield documents up to `byte_budget` bytes in total; the last one is cut to fit."""
+    """Yield documents of at most `byte_budget` bytes in total; the last document is cut to fit."""
     if byte_budget is None:
         yield from documents
         return
@@ -57,33 +57,37 @@ def within_budget(documents: Iterable[Document], byte_budget: int | None) -> Ite
 
 
 def character_boundary(text: bytes, position: int) -> int:
-    """Return the last index at or before `position` where no UTF-8 character is cut."""
-    while 0 < position < len(text) and text[position] & 0xC0 == 0x80:
+    """Return the last index at or before `position` that cuts no UTF-8 character."""
+    while 0 < position < len(text):
+        is_inside_character = text[position] & 0xC0 == 0x80
+        if not is_inside_character:
+            break
         position -= 1
     return position
 
 
 def read_newlines(text: bytes, newlines: str) -> bytes:
-    r"""Return a text with `\n` for every line end and without a byte-order mark; with `keep`, as it is.
+    r"""Return a text with `\n` for every line end and without a byte-order mark; `keep` changes nothing.
 
-    Both come from the machine that wrote the text: a model would learn them and be scored on them.
+    Line ends and marks come from the machine that wrote the text: a model would learn them and be scored on
+    them.
     """
     if newlines == "keep":
         return text
     return text.removeprefix(codecs.BOM_UTF8).replace(b"\r\n", b"\n").replace(b"\r", b"\n")
 
 
-# Files: a text file is one document, a row of a JSON lines or Parquet file is one.
+# Files: a text file is a document, and so is a row of a JSON lines or Parquet file.
 
 
 class UnreadableError(Exception):
-    """An error about a file that is not what its name or `data.encoding` says; its text says why."""
+    """A file does not have the format of its name or of `data.encoding`; the message has the reason."""
 
 
 def read_files(path: str, config: DataConfig, key: str) -> Iterator[Document]:
     """Yield every document under `path`, a folder or one file, in the order of the names.
 
-    Hidden files and empty ones are passed over. Raises `UserError`, with `key` in its text, for a path that
+    Hidden files and empty files are skipped. Raises `UserError`, with `key` in its text, for a path that
     is missing, a file that is not text, or no text at all.
     """
     root = Path(expand_user(path, f"{key}="))
@@ -101,17 +105,18 @@ def read_files(path: str, config: DataConfig, key: str) -> Iterator[Document]:
                 if document.text and not problems:
                     is_empty = False
                     yield document
-        except UnreadableError as error:  # all such files are named at once
+        except UnreadableError as error:  # one message names all such files
             problems.append(f"{name} ({error})")
     if problems:
         names = ", ".join(problems[:MAX_NAMED])
-        raise UserError(f"{key}={path}: {len(problems)} of its files cannot be read: {names}: {NO_TEXT}")
+        message = f"{key}={path}: {len(problems)} of its files cannot be read: {names}"
+        raise UserError(f"{message}: {NO_TEXT}")
     if is_empty:
         raise UserError(f"{key}={path} holds no text (hidden files are ignored): put text files into it")
 
 
 def files_in(folder: Path) -> list[Path]:
-    """Return the files below a folder in the order of their names, without hidden ones."""
+    """Return the files below a folder in the order of their names, without hidden files and folders."""
 
     def fail(error: OSError) -> None:
         raise error
@@ -119,8 +124,10 @@ def files_in(folder: Path) -> list[Path]:
     paths: list[Path] = []
     for parent, folders, names in os.walk(folder, onerror=fail):
         folders[:] = [name for name in folders if not name.startswith(".")]
-        paths += [Path(parent, name) for name in names if not name.startswith(".")]
-    return sorted(filter(Path.is_file, paths), key=lambda path: path.relative_to(folder).as_posix())
+        shown = [name for name in names if not name.startswith(".")]
+        paths += [Path(parent, name) for name in shown]
+    files = filter(Path.is_file, paths)
+    return sorted(files, key=lambda path: path.relative_to(folder).as_posix())
 
 
 def _documents_in(path: Path, name: str, config: DataConfig) -> Iterator[Document]:
@@ -140,7 +147,8 @@ def _documents_in(path: Path, name: str, config: DataConfig) -> Iterator[Documen
             yield Document(name, read_newlines(text, config.newlines))
             return
         for row, values in enumerate(rows):
-            yield Document(f"{name}:{row}", row_text(values, config, f"{path}, row {row},"))
+            text = row_text(values, config, f"{path}, row {row},")
+            yield Document(f"{name}:{row}", text)
     except UserError:
         raise
     except Exception as error:  # json, gzip and pyarrow each raise their own kinds
@@ -149,23 +157,24 @@ def _documents_in(path: Path, name: str, config: DataConfig) -> Iterator[Documen
 
 
 def _parquet_rows(path: Path, text_column: str) -> Iterator[dict[str, Any]]:
-    """Yield rows in this thread alone: `datasets` would leave threads, and Python end with SIGABRT."""
+    """Yield rows in this thread: `datasets` would leave threads, and Python would end with SIGABRT."""
     import pyarrow.parquet
 
     with pyarrow.parquet.ParquetFile(path) as file:
-        # Without the column, the rows name those that there are.
+        # If the column is missing, the error message needs all columns.
         columns = [text_column] if text_column in file.schema_arrow.names else None
         for batch in file.iter_batches(ROWS, columns=columns, use_threads=False):
             yield from batch.to_pylist()
 
 
 def _json_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the rows of JSON lines; a file may also be one list of them."""
+    """Yield the rows of a file of JSON lines, or of a JSON list of rows."""
     open_text = gzip.open if path.suffix == ".gz" else open
     with open_text(path, "rt", encoding="utf-8-sig") as file:
         is_list = file.read(1) == "["
         file.seek(0)
-        rows: Iterable[Any] = json.load(file) if is_list else map(json.loads, filter(str.strip, file))
+        lines = filter(str.strip, file)
+        rows: Iterable[Any] = json.load(file) if is_list else map(json.loads, lines)
         for row in rows:
             if not isinstance(row, dict):
                 raise ValueError('a row is not an object, such as {"text": ...}')
@@ -173,17 +182,17 @@ def _json_rows(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def row_text(values: dict[str, Any], config: DataConfig, where: str) -> bytes:
-    """Return the bytes of one row's text; empty where the row has none."""
+    """Return the bytes of one row's text; empty for a row with null."""
     column = config.text_column
-    columns = ", ".join(values)
-    require(column in values, f"{where} has no column '{column}': set data.text_column to one of {columns}")
+    way_out = f"set data.text_column to one of {', '.join(values)}"
+    require(column in values, f"{where} has no column '{column}': {way_out}")
     text = values[column]
     message = f"{where} holds {type(text).__name__} in column '{column}', not text: set data.text_column"
     require(isinstance(text, str | None), message)
     return read_newlines((text or "").encode(), config.newlines)
 
 
-# The sources of the interpreter's own standard library: real text, already on every machine.
+# The source code of Python's standard library: real text on every machine.
 
 
 def read_stdlib(config: DataConfig) -> Iterator[Document]:
@@ -192,7 +201,8 @@ def read_stdlib(config: DataConfig) -> Iterator[Document]:
     names: list[str] = []
     for parent, folders, files in os.walk(root):
         folders[:] = [name for name in folders if name not in LEFT_OUT]
-        names += [Path(parent, file).relative_to(root).as_posix() for file in files if file.endswith(".py")]
+        folder = Path(parent).relative_to(root)
+        names += [(folder / file).as_posix() for file in files if file.endswith(".py")]
     for name in sorted(names):
         text = (root / name).read_bytes()
         if not text or name in GENERATED or name.startswith(GENERATED_PREFIXES):

@@ -1,6 +1,6 @@
-"""Which documents are for training and which for validation: decided by their text, not by chance.
+"""The split into training and validation documents, which follows from their text, not from chance.
 
-A validation document of which the training text holds too much already, by windows of 48 bytes, is left out.
+A validation document is left out if the training text has too many of its 48-byte windows.
 """
 
 import math
@@ -12,10 +12,10 @@ import numpy as np
 from pe_bench.data.sources import Document, character_boundary
 from pe_bench.errors import require
 
-FEWEST_DOCUMENTS = 5  # with fewer, each document is cut in two instead
-LEAST_PIECE = 16_384  # bytes of a piece, so that long windows fit into one
+FEWEST_DOCUMENTS = 5  # of fewer documents, each is cut in two
+LEAST_PIECE = 16_384  # bytes of a piece of a document, so that long windows fit
 WINDOW_BYTES = 48
-MAX_SHARE = 0.3
+MAX_SHARE = 0.3  # of a validation document's windows in the training text
 # Above this many training windows only every 2nd, 4th, ... is kept, so that memory and time stay small.
 KEPT_WINDOWS = 2_000_000
 CHUNK_BYTES = 1 << 20  # a long text is hashed in parts, at 8 bytes for each byte of text
@@ -25,10 +25,11 @@ MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 def split_corpus(
     documents: list[Document], validation: list[Document] | None, fraction: float, least: int = 1
 ) -> tuple[list[Document], list[Document]]:
-    """Return (training, validation) without copies; `validation` is the source's own, if it has one.
+    """Return the training and the validation documents, without copies.
 
-    least: documents are cut into pieces where fewer would be validated. A fraction of 1 leaves nothing for
-    training, as a checkpoint needs it. Raises `UserError` when nothing is left on another side.
+    validation: the source's own validation documents. least: the number of validation documents below which
+    documents are cut into pieces. A fraction of 1 leaves no training documents, as for a Hugging Face model.
+    Raises `UserError` if another side would be empty.
     """
     train = _without_copies(documents)
     if fraction == 1 and validation is None:
@@ -55,28 +56,34 @@ def _without_copies(documents: Sequence[Document]) -> list[Document]:
 def describe_split(
     documents: Sequence[Document], train: Sequence[Document], validation: Sequence[Document]
 ) -> str:
-    """Return a note on documents that were cut to be split; empty where each is on one side as a whole."""
+    """Return a note on documents that were cut for the split; empty if no document was cut."""
     names = {document.name for document in documents}
-    pieces = sum(document.name not in names for document in (*train, *validation))
-    if not pieces or not train:
+    is_cut = any(document.name not in names for document in (*train, *validation))
+    if not is_cut or not train:
         return ""
     way_out = "data.validation_path=FILE names other text to validate on"
     if any(document.name.endswith("%:]") for document in validation):
         return f"{len(documents)} documents, each cut in two: the end of each is validated; {way_out}"
-    amounts = f"{len(documents)} documents, cut into {len(train) + len(validation)} pieces"
+    pieces = len(train) + len(validation)
+    amounts = f"{len(documents)} documents, cut into {pieces} pieces"
     return f"{amounts}, of which {len(validation)} are validated; {way_out}"
 
 
 def _in_pieces(documents: list[Document], wanted: int) -> list[Document]:
-    """Cut long documents into equal pieces, so that there are as many as wanted if they are long."""
+    """Cut long documents into equal pieces; enough text gives at least `wanted` pieces."""
     if len(documents) >= wanted:
         return documents
-    size = max(LEAST_PIECE, sum(len(document.text) for document in documents) // wanted)
+    total = sum(len(document.text) for document in documents)
+    size = max(LEAST_PIECE, total // wanted)
     pieces: list[Document] = []
     for document in documents:
         text = document.text
-        count = math.ceil(len(text) / size) if len(text) >= 2 * LEAST_PIECE else 1
-        ends = [character_boundary(text, round(len(text) * end / count)) for end in range(count + 1)]
+        if len(text) < 2 * LEAST_PIECE:
+            pieces.append(document)
+            continue
+        count = math.ceil(len(text) / size)
+        even_ends = [round(len(text) * number / count) for number in range(count + 1)]
+        ends = [character_boundary(text, end) for end in even_ends]
         for number, (begin, end) in enumerate(pairwise(ends), start=1):
             name = document.name if count == 1 else f"{document.name}[{number}/{count}]"
             pieces.append(Document(name, text[begin:end]))
@@ -84,69 +91,80 @@ def _in_pieces(documents: list[Document], wanted: int) -> list[Document]:
 
 
 def _stratified(documents: list[Document], fraction: float) -> tuple[list[Document], list[Document]]:
-    """Hold out the one with the smallest sha256 of each 1/fraction documents that are next in size."""
-    # From the longest down, so that the last stratum lacks only short ones.
+    """Hold out the document with the smallest sha256 of each 1/fraction documents of similar size."""
+    # From the longest down, so that documents beyond the last stratum are short.
     by_size = sorted(documents, key=lambda document: (-len(document.text), document.sha256))
-    strata = max(1, math.floor(len(documents) * fraction + 1e-9))
-    ends = [round(stratum / fraction) for stratum in range(strata + 1)]
-    chosen = {min(document.sha256 for document in by_size[slice(*pair)]) for pair in pairwise(ends)}
+    hashes = [document.sha256 for document in by_size]
+    strata = math.floor(len(documents) * fraction + 1e-9)
+    ends = [round(stratum / fraction) for stratum in range(max(1, strata) + 1)]
+    chosen = {min(hashes[begin:end]) for begin, end in pairwise(ends)}
     train = [document for document in documents if document.sha256 not in chosen]
     return train, [document for document in documents if document.sha256 in chosen]
 
 
 def _cut_each(documents: list[Document], fraction: float) -> tuple[list[Document], list[Document]]:
-    """Cut every document: its beginning is for training, its last `fraction` for validation."""
+    """Cut every document in two: its last `fraction` is for validation."""
     percent = f"{100 * (1 - fraction):g}%"
     train, validation = [], []
     for document in documents:
-        text = document.text
+        name, text = document.name, document.text
         cut = character_boundary(text, round(len(text) * (1 - fraction)))
-        train.append(Document(f"{document.name}[:{percent}]", text[:cut]))
-        validation.append(Document(f"{document.name}[{percent}:]", text[cut:]))
-    return [one for one in train if one.text], [one for one in validation if one.text]
+        train.append(Document(f"{name}[:{percent}]", text[:cut]))
+        validation.append(Document(f"{name}[{percent}:]", text[cut:]))
+    return _with_text(train), _with_text(validation)
+
+
+def _with_text(documents: Sequence[Document]) -> list[Document]:
+    return [document for document in documents if document.text]
 
 
 def without_overlap(validation: Sequence[Document], training: Sequence[Document]) -> list[Document]:
-    """Return the validation documents of which at most 30 % is in training, and none as a whole."""
+    """Return the validation documents with at most 30 % of their windows in training, without copies."""
     total = sum(len(document.text) for document in training)
     rate = 1 << max(0, (total // KEPT_WINDOWS).bit_length())
-    parts = [_sampled(document.text, rate) for document in training]
-    hashes = np.sort(np.concatenate([np.empty(0, np.uint64), *parts]))
+    parts = [np.empty(0, np.uint64)]
+    parts += [_sampled(document.text, rate) for document in training]
+    hashes = np.sort(np.concatenate(parts))
     copies = {document.sha256 for document in training}
-    return [
-        document
-        for document in validation
-        if document.sha256 not in copies and _share(document.text, hashes, rate) <= MAX_SHARE
-    ]
+    others = [document for document in validation if document.sha256 not in copies]
+    return [document for document in others if _share(document.text, hashes, rate) <= MAX_SHARE]
 
 
 def window_hashes(text: bytes) -> np.ndarray:
-    """Return a uint64 hash of each 48-byte window, [max(0, len(text) - 47)], in a few passes over the text.
+    """Return a uint64 hash of each 48-byte window, [max(0, len(text) - 47)].
 
-    Windows of 3 bytes are joined to 6, 12, 24 and 48, so a pass costs the same for any width.
+    Hashes of 3 bytes are combined to hashes of 6, 12, 24 and 48 bytes, in a pass over the text each.
     """
     if len(text) < WINDOW_BYTES:
         return np.empty(0, np.uint64)
-    ones = np.frombuffer(text, np.uint8).astype(np.uint64)
-    hashes = ones[:-2] << np.uint64(16) | ones[1:-1] << np.uint64(8) | ones[2:]
+    values = np.frombuffer(text, np.uint8).astype(np.uint64)
+    pairs = values[:-2] << np.uint64(16) | values[1:-1] << np.uint64(8)
+    hashes = pairs | values[2:]
     for width in (3, 6, 12, 24):
-        hashes = hashes[:-width] * MULTIPLIER + hashes[width:]
-        # What a multiplication leaves in the high bits is spread over the low ones too.
+        scaled = hashes[:-width] * MULTIPLIER
+        hashes = scaled + hashes[width:]
+        # The high bits of a product are spread over the low bits too.
         hashes = (hashes ^ hashes >> np.uint64(32)) * MULTIPLIER
         hashes ^= hashes >> np.uint64(29)
     return hashes
 
 
 def _sampled(text: bytes, rate: int) -> np.ndarray:
-    """Return the windows whose hash is divisible by `rate`: the same choice on both sides."""
-    starts = range(0, len(text), CHUNK_BYTES)
-    chunks = (window_hashes(text[start : start + CHUNK_BYTES + WINDOW_BYTES - 1]) for start in starts)
-    return np.concatenate([chunk[chunk & np.uint64(rate - 1) == 0] for chunk in chunks])
+    """Return the hashes of the windows that are divisible by `rate`, so both sides sample alike."""
+    overlap = WINDOW_BYTES - 1
+    sampled = []
+    for start in range(0, len(text), CHUNK_BYTES):
+        hashes = window_hashes(text[start : start + CHUNK_BYTES + overlap])
+        is_kept = hashes & np.uint64(rate - 1) == 0
+        sampled.append(hashes[is_kept])
+    return np.concatenate(sampled)
 
 
 def _share(text: bytes, trained: np.ndarray, rate: int) -> float:
-    hashes = np.sort(_sampled(text, rate))  # because that makes the search five times as fast
+    """Return the share of a text's sampled windows that is in the sorted hashes of the training text."""
+    hashes = np.sort(_sampled(text, rate))  # sorted, the search is five times as fast
     if not len(hashes) or not len(trained):
         return 0.0
-    indices = np.minimum(np.searchsorted(trained, hashes), len(trained) - 1)
-    return float(np.mean(trained[indices] == hashes))
+    indices = np.searchsorted(trained, hashes)
+    nearest = trained[np.minimum(indices, len(trained) - 1)]
+    return float(np.mean(nearest == hashes))

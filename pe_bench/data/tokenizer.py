@@ -1,4 +1,4 @@
-"""Text to token ids, and how many bytes of the text each token ends at."""
+"""Tokenizers: text to token ids, with the end of each token in bytes of the text."""
 
 import hashlib
 import json
@@ -24,22 +24,20 @@ if TYPE_CHECKING:
 END_OF_TEXT = "<|endoftext|>"
 END_OF_TEXT_NAMES = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>", "[SEP]", "<|eot_id|>")
 DEFAULT_VOCABULARY = 4_096
-PRINTED = (*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1))
-TOGETHER = 64  # documents that are encoded in parallel
+# Ranges of the bytes that byte-level tokenizers write as the character of the same number.
+PRINTED_RANGES = (("!", "~"), ("¡", "¬"), ("®", "ÿ"))
+PARALLEL_DOCUMENTS = 64  # encoded at a time
 
 
 class Encoded(NamedTuple):
-    """A document: `ids` [tokens], and, if asked for, its bytes up to each token's end, [tokens]."""
+    """The tokens of a document."""
 
-    ids: np.ndarray
-    byte_ends: np.ndarray | None
+    ids: np.ndarray  # [tokens]
+    byte_ends: np.ndarray | None  # [tokens], bytes up to the end of each token; None: not asked for
 
 
 class ByteTokenizer:
-    """A tokenizer whose ids are bytes, so that a length means the same for everyone.
-
-    `vocabulary` has the text of every id, also of end-of-text, which no document has.
-    """
+    """A tokenizer with bytes as ids, so that a length means the same for everyone."""
 
     label = identity = "bytes"
     vocab_size = 257
@@ -47,7 +45,9 @@ class ByteTokenizer:
 
     @property
     def vocabulary(self) -> list[str]:
-        return [bytes([byte]).decode(errors="replace") for byte in range(256)] + [END_OF_TEXT]
+        """Return the text of every id, also of end-of-text, which no document contains."""
+        texts = [bytes([byte]).decode(errors="replace") for byte in range(256)]
+        return [*texts, END_OF_TEXT]
 
     def encode_documents(self, texts: Iterable[bytes], with_ends: bool = False) -> Iterator[Encoded]:
         for text in texts:
@@ -57,17 +57,18 @@ class ByteTokenizer:
 
 @contextmanager
 def library_errors(problem: str) -> Iterator[None]:
-    """Turn what the tokenizers library raises into a `UserError`, a panic of its Rust code too."""
+    """Turn exceptions of the tokenizers library, panics of its Rust code too, into a `UserError`."""
     try:
         yield
     except BaseException as error:
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+        is_panic = type(error).__name__ == "PanicException"
+        if not isinstance(error, Exception) and not is_panic:
             raise
         raise UserError(f"{problem}: {first_line(error)[:200]}") from error
 
 
 class SubwordTokenizer:
-    """A tokenizer of the `tokenizers` library, used so that it adds nothing to a document."""
+    """A tokenizer of the `tokenizers` library, set up to add no token to a document."""
 
     def __init__(self, tokenizer: "tokenizers.Tokenizer", label: str) -> None:
         self.tokenizer = tokenizer
@@ -84,7 +85,7 @@ class SubwordTokenizer:
 
     @property
     def identity(self) -> str:
-        """Return a hash of all that makes tokens of a text: vocabulary, merges, normaliser, pre-tokeniser."""
+        """Return a hash of the vocabulary, merges, normaliser and pre-tokeniser."""
         meaning = json.dumps(json.loads(self.tokenizer.to_str()), sort_keys=True)
         return hashlib.sha256(meaning.encode()).hexdigest()
 
@@ -97,32 +98,34 @@ class SubwordTokenizer:
 
     @property
     def unknown(self) -> int | None:
-        """Return the token for what the vocabulary lacks; None where there is none."""
+        """Return the token for text that the vocabulary lacks; None for a tokenizer without such a token."""
         model = json.loads(self.tokenizer.to_str())["model"]
         name = model.get("unk_token")
         return self.tokenizer.token_to_id(name) if isinstance(name, str) else model.get("unk_id")
 
-    def loss_of(self, texts: Sequence[bytes]) -> str:
-        """Return the numbers of documents that decoding loses and of unknown tokens; empty for none.
+    def describe_loss(self, texts: Sequence[bytes]) -> str:
+        """Describe the documents that decoding does not give back, and unknown tokens; empty for no loss.
 
-        Equal are texts of the same characters, however these are composed; some decoders put a space first.
+        Texts are compared in Unicode's normal form, with a leading space of some decoders ignored.
         """
         lost = n_tokens = n_unknown = 0
         unknown = self.unknown
         for text, encoded in zip(texts, self.encode_documents(texts), strict=True):
             decoded = self.tokenizer.decode(encoded.ids.tolist(), skip_special_tokens=False)
             original = unicodedata.normalize("NFC", text.decode())
-            lost += unicodedata.normalize("NFC", decoded) not in (original, f" {original}")
+            decoded = unicodedata.normalize("NFC", decoded)
+            lost += decoded not in (original, f" {original}")
             n_tokens += len(encoded.ids)
             n_unknown += int(np.count_nonzero(encoded.ids == unknown))
         if not lost:
             return ""
-        what = f"decoding its tokens does not give the text of {lost:,} of {len(texts):,} documents back"
-        return f"{what}, and {n_unknown:,} of {n_tokens:,} tokens are unknown"
+        documents = f"{lost:,} of {len(texts):,} documents"
+        tokens = f"{n_unknown:,} of {n_tokens:,} tokens"
+        return f"decoding its tokens does not give the text of {documents} back, and {tokens} are unknown"
 
     def encode_documents(self, texts: Iterable[bytes], with_ends: bool = False) -> Iterator[Encoded]:
         rest = iter(texts)
-        while some := list(islice(rest, TOGETHER)):
+        while some := list(islice(rest, PARALLEL_DOCUMENTS)):
             with library_errors(f"the tokenizer {self.label} cannot read the text"):
                 decoded = [text.decode() for text in some]
                 encodings = self.tokenizer.encode_batch(decoded, add_special_tokens=False)
@@ -136,11 +139,12 @@ Tokenizer = ByteTokenizer | SubwordTokenizer
 
 
 def byte_ends(text: bytes, character_ends: np.ndarray) -> np.ndarray:
-    """Return ends in characters [tokens] as ends in bytes [tokens]: rising, the last at the text's end.
+    """Convert ends of tokens in characters [tokens] to rising ends in bytes [tokens].
 
-    Where a character is spread over several tokens, the first of them has all its bytes.
+    The last end is the end of the text. Of several tokens of one character, the first has all its bytes.
     """
-    starts = np.flatnonzero(np.frombuffer(text, np.uint8) & 0xC0 != 0x80)
+    values = np.frombuffer(text, np.uint8)
+    starts = np.flatnonzero(values & 0xC0 != 0x80)  # of characters in UTF-8
     ends = np.append(starts, len(text))[character_ends]
     ends[-1:] = len(text)
     return np.maximum.accumulate(ends)
@@ -168,12 +172,12 @@ def train_bpe(texts: Iterable[bytes], config: TokenizerConfig, path: Path) -> Su
 
 
 def bpe_label(vocabulary: int) -> str:
-    """Return the label of a trained BPE by its vocabulary, which may be smaller than what was asked for."""
+    """Return the label of a trained BPE by its size, which may be below `tokenizer.vocab_size`."""
     return f"bpe-{vocabulary}"
 
 
 def tokenizer_file(config: TokenizerConfig) -> Path:
-    """Return the file that `tokenizer.name` means. Raises `UserError` where there is none."""
+    """Return the file of `tokenizer.name`. Raises `UserError` if it is missing."""
     named = Path(expand_user(str(config.name), "tokenizer.name="))
     path = named / "tokenizer.json" if named.is_dir() else named
     require(path.is_file(), f"tokenizer.name={config.name}: there is no file {path}")
@@ -191,7 +195,7 @@ def load_file(config: TokenizerConfig) -> SubwordTokenizer:
 
 
 def load_hub(config: TokenizerConfig) -> SubwordTokenizer:
-    """Return the tokenizer `config.name` of the Hub. Raises `UserError` where it cannot be had."""
+    """Return the tokenizer `config.name` of the Hub. Raises `UserError` if it cannot be loaded."""
     import tokenizers
 
     with hub.hub_errors(f"tokenizer.name={config.name}", "use tokenizer=bytes or tokenizer=bpe"):
@@ -200,16 +204,20 @@ def load_hub(config: TokenizerConfig) -> SubwordTokenizer:
 
 
 def characters_of_bytes() -> list[str]:
-    """Return the character that byte-level tokenizers write for each byte: itself, or one from 256 on."""
+    """Return the characters that byte-level tokenizers write for the 256 bytes.
+
+    A printed byte is the character of its number; the others are characters from number 256 on.
+    """
+    printed: set[int] = set()
+    for first, last in PRINTED_RANGES:
+        printed.update(range(ord(first), ord(last) + 1))
     substitutes = iter(range(256, 512))
-    characters = []
-    for byte in range(256):
-        characters.append(chr(byte if byte in PRINTED else next(substitutes)))
-    return characters
+    numbers = [byte if byte in printed else next(substitutes) for byte in range(256)]
+    return [chr(number) for number in numbers]
 
 
 def write_byte_tokenizer(folder: Path) -> None:
-    """Write tokenizer.json and tokenizer_config.json, whose ids are those of `ByteTokenizer`."""
+    """Write tokenizer.json and tokenizer_config.json with the ids of `ByteTokenizer`."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
     vocabulary = {character: byte for byte, character in enumerate(characters_of_bytes())}

@@ -9,7 +9,7 @@ __all__ = ["LayerEncoding", "LengthError", "PositionalEncoding", "Side"]
 
 
 def __getattr__(name: str) -> Any:
-    """Load what a person's own encoding is made of, and PyTorch with it, when it is first used."""
+    """Import a public class, and PyTorch with it, at its first use."""
     if name not in __all__:
         raise AttributeError(f"module 'pe_bench.encodings' has no attribute '{name}'")
     from pe_bench.encodings import base

@@ -40,20 +40,20 @@ Claim = Literal[
     "decaying",  # the bias falls as distance grows
 ]
 
-# Types of options that are numbers, beside those of `values`; `check_type` refuses others.
-Base = Annotated[float, Range(1, is_open=True)]  # of frequencies, which fall
+# Types of numeric options, in addition to those of `values`; `check_type` refuses numbers outside the range.
+Base = Annotated[float, Range(1, is_open=True)]  # of a falling geometric series of frequencies
 Factor = Annotated[float, Range(1)]
 
-# Weights load into any other encoding where neither has parameters. Without `compatible_with` their scores
-# mean nothing, because the model never saw such logits in training.
+# Weights also load into an encoding that `compatible_with` does not name, if neither has parameters. Such
+# scores mean nothing, because the model never saw such logits in training.
 ROTARY = frozenset({"rope", "partial_rope", "p_rope"})
-# A bias or terms of the distance or of the content, added to the logits: fewer keys or sharper logits leave
-# what they mean as it is.
+# Encodings that add a bias or terms of the distance or of the content to the logits: fewer keys or sharper
+# logits do not change the meaning of this sum.
 RELATIVE = frozenset(
     {"alibi", "kerple_log", "kerple_power", "sandwich", "t5", "fire", "fox", "cope", "shaw"}
     | {"transformer_xl", "deberta"}
 )
-# Families of folders that have another name.
+# The family of encodings in a folder, where it is not the folder's name.
 FAMILIES = {"inputs": "input", "logits": "scale", "masks": "mask", "layers": "schedule", "scalings": "rotary"}
 CITATION = re.compile(r"arXiv:\d{4}\.\d{5}|https?://[^\s,;]*[^\s,;.:]|modded-nanogpt#\d+")
 NO_VOCABULARY = "it was built without a vocabulary: call read_vocabulary with the text of every token id"
@@ -82,18 +82,19 @@ class ScoreTerm(NamedTuple):
 
 
 class Declared:
-    """What other code needs to know of an encoding: it stands on the class."""
+    """Facts about an encoding, as attributes of its class, for all code that does not run it."""
 
-    # Those of pe-bench's own classes follow from their folders and from what their modules cite first.
+    # pe-bench's own classes take their family from their folder, their paper from the first citation of their
+    # module.
     family: ClassVar[str] = "none"
     paper: ClassVar[str] = ""
-    past_training: PastTraining = "defined"  # this and `claims` are an instance's, for options decide
-    # The encodings on whose trained weights this one may be scored, by the names of their files and without
-    # their modifiers; and the options of this one that may change after training.
+    past_training: PastTraining = "defined"  # an instance may have its own, as of `claims`: options decide
+    # Names of the encodings, without modifiers, whose trained weights may be scored under this encoding.
     compatible_with: ClassVar[frozenset[str]] = frozenset()
+    # Options of this encoding that may change after training.
     changeable_after_training: ClassVar[frozenset[str]] = frozenset()
-    # The rate at which its parameters learn, as a multiple of the model's. Biases of scores have further
-    # to go than the entries of a matrix; at 0 they stay as they are at first.
+    # The learning rate of the encoding's parameters, as a multiple of the model's; 0 leaves them at their
+    # initial values. A bias of scores moves further in training than the entries of a matrix.
     lr_multiple: ClassVar[float] = 1.0
     inert: ClassVar[frozenset[str]] = frozenset()  # parameters that cancel in the softmax, for `check`
     window_factor: ClassVar[str | None] = None  # the option that, at null, follows the window's length
@@ -101,7 +102,7 @@ class Declared:
 
     @classmethod
     def guesses(cls, options: Mapping[str, Any], length: int) -> list[list[float]]:
-        """Return the values that a search of the option `searched` begins with, for windows of `length`."""
+        """Return the first values to try of the option `searched`, for windows of `length` tokens."""
         return []
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -109,28 +110,30 @@ class Declared:
         package, _, folder = cls.__module__.rpartition(".")[0].rpartition(".")
         if package == "pe_bench.encodings":
             cls.family = FAMILIES.get(folder, folder)
-        if package.split(".")[0] == "pe_bench" and "paper" not in vars(cls):
+        is_own = package.split(".")[0] == "pe_bench"
+        if is_own and "paper" not in vars(cls):
             cited = CITATION.search(sys.modules[cls.__module__].__doc__ or "")
             if cited:
                 cls.paper = cited[0]
 
     def overrides(self, *hooks: str) -> bool:
-        """Return whether this encoding changes any of the named hooks, which decides on fast paths."""
+        """Return true if the encoding changes one of the named hooks; fast paths need unchanged hooks."""
         base = LayerEncoding if isinstance(self, LayerEncoding) else PositionalEncoding
-        return any(getattr(type(self), hook) is not getattr(base, hook) for hook in hooks)
+        own = type(self)
+        return any(getattr(own, hook) is not getattr(base, hook) for hook in hooks)
 
     @classmethod
     def implied(cls, options: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the option values implied by these, under the names used by compatible encodings."""
+        """Return options that a compatible encoding needs for weights trained with these `options`."""
         return {}
 
     @classmethod
     def example(cls, options: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return values of options that have no default, for `check` and `list`, from those given."""
+        """Return example values of options without a default, for `check` and `list`, given the others."""
         return {}
 
 
-# Optional hooks, which only compute faster what another hook defines.
+# Hooks, and the optional hook that computes the same result faster.
 SHORTCUTS = {
     "scores": "terms",
     "bias": "columns",
@@ -138,12 +141,12 @@ SHORTCUTS = {
     "visible": "ranges",
     "attend": "attend_chunked",
 }
-# Hooks that read the queries of all tokens, so that none may be left out before they are called.
-OF_ALL_QUERIES = ("convolve", "attend")
+# Hooks that read the queries of all tokens: no query may be left out before their call.
+FULL_SEQUENCE_HOOKS = ("convolve", "attend")
 
 
 class LayerEncoding(nn.Module, Declared):
-    """What an encoding does inside the attention of one layer."""
+    """The hooks of one layer's attention, each of which changes nothing by default."""
 
     claims: frozenset[Claim] = frozenset({"shift_invariant", "prefix_consistent"})
     per_layer: ClassVar[bool] = False  # True: every layer has its own parameters
@@ -160,7 +163,7 @@ class LayerEncoding(nn.Module, Declared):
         return q, k, v
 
     def prepare(self, x: Tensor) -> dict[str, Tensor]:
-        """Return values of each token from the layer's input `x` [B, T, D]; tokens are the last axis."""
+        """Compute values [B, .., T] of each token from the layer's input `x` [B, T, D], for `Side.values`."""
         return {}
 
     def transform(self, queries: Side, keys: Side) -> tuple[Tensor, Tensor]:
@@ -174,16 +177,16 @@ class LayerEncoding(nn.Module, Declared):
     def scores(self, queries: Side, keys: Side, scale: float) -> Tensor:
         """Return logits [B, H, Q, N]; `scale` is one over the root of the model's own head width.
 
-        The keys, here and in every hook below, are those up to the last query of the block. With a window
-        from outside they begin where its first query's does, and keys out of `ranges` may be missing, so that
-        a key's place among them is no index.
+        Here and in every hook below, keys end at the last query of the block. Under an outer window, keys
+        begin with the window of the first query, and keys outside `ranges` may be missing: read `keys.index`
+        for a key's place in the sequence.
         """
         return scale * (queries.x @ keys.x.mT)
 
     def terms(self, queries: Side, keys: Side) -> list[ScoreTerm]:
-        """Optional: return the plain products of which `scores` chooses one for each pair.
+        """Optional: return plain products whose masks cover each pair once; `scores` picks by these masks.
 
-        All have one width, which may be less than that of what `transform` returned.
+        All terms have one width, which may be smaller than the width of the transformed queries and keys.
         """
         raise LookupError(f"the scores of {type(self).__name__} have no terms")
 
@@ -194,38 +197,38 @@ class LayerEncoding(nn.Module, Declared):
     def bias(self, queries: Side, keys: Side) -> Tensor | None:
         """Return a bias [H, Q, N] or [B, H, Q, N] added after the scale.
 
-        By default `distance_bias` of the positions' difference; its values for keys
-        after the query do not matter, because they are masked, but must be finite.
+        The default is `distance_bias` of the difference in position. Values for keys after the query must be
+        finite; the mask hides them.
         """
         if not self.overrides("distance_bias"):
             return None
-        distance = (queries.position.unsqueeze(-1) - keys.position.unsqueeze(-2)).clamp(min=0)
+        distance = distances(queries, keys).clamp(min=0)
         flat = self.distance_bias(distance.flatten())
         assert flat is not None
-        bias = flat.unflatten(-1, distance.shape)  # [H, Q, N] or [H, B, 1, Q, N]
-        return bias if distance.dim() == 2 else bias.squeeze(2).transpose(0, 1)
+        return batch_first(flat.unflatten(-1, distance.shape))
 
     def columns(self, queries: Side, keys: Side) -> tuple[Tensor, Tensor]:
         """Optional: return columns for queries [.., Q, c] and keys [.., N, c] whose product *is* the bias."""
         raise LookupError(f"the bias of {type(self).__name__} has no columns")
 
     def has_columns(self) -> bool:
-        """Return whether `columns` has the whole bias."""
+        """Return true if `columns` has the whole bias."""
         return self.overrides("columns")
 
     def adjust(self, scores: Tensor, visible: Tensor, queries: Side, keys: Side) -> Tensor:
-        """Change the logits in ways that need the whole row."""
+        """Change the logits [B, H, Q, N] where this needs all keys of a query; `visible` is their mask."""
         return scores
 
     def visible(self, queries: Side, keys: Side) -> Tensor:
-        """Return which keys a query may see [Q, N], or [H, Q, N]; read indices, never positions."""
+        """Return the mask of visible keys, [Q, N] or [H, Q, N]; it follows from indices, never positions."""
         return keys.index <= queries.index.unsqueeze(-1)
 
     def ranges(self, start: int, stop: int) -> list[range]:
-        """Optional, beside `visible`: return ranges of indices that hold all keys which a query may see.
+        """Optional, with `visible`: return ranges of indices outside which the queries see no key.
 
-        The queries are those from `start` to `stop` - 1. Ranges rise, do not overlap and end at `stop`; by
-        default there is one. Keys outside of them cost nothing; within them `visible` decides.
+        Queries are the tokens `start` to `stop` - 1. Ranges rise, do not overlap and end at `stop`; the
+        default is one range of all keys. Keys outside of the ranges cost nothing, and `visible` decides
+        within them.
         """
         return [range(stop)]
 
@@ -234,9 +237,9 @@ class LayerEncoding(nn.Module, Declared):
         return scores.masked_fill(~visible, float("-inf")).softmax(-1)
 
     def null_logit(self, queries: Side) -> Tensor | None:
-        """Return a logit, broadcastable to [B, H, Q, 1], of one more key in the softmax that has no value.
+        """Return the logit of one more key without a value, broadcastable to [B, H, Q, 1].
 
-        Nothing scales it. Fast paths know it by the log-sum-exp of the other logits, and it costs nothing.
+        Nothing scales this logit. Fast paths add it to the log-sum-exp of the other logits at no cost.
         """
         return None
 
@@ -245,29 +248,28 @@ class LayerEncoding(nn.Module, Declared):
         return weights @ v
 
     def attend(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Return what all tokens read [B, H, T, K], in place of softmax attention.
+        """Return the output of all tokens [B, H, T, K] of a layer without softmax attention.
 
-        x: the layer's input [B, T, D]. No hook but `convolve` and `gate` is called beside it.
+        x: the layer's input [B, T, D]. Of the other hooks, only `convolve` and `gate` are called.
         """
         raise LookupError(f"{type(self).__name__} attends by softmax")
 
     def attend_chunked(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Optional: return what `attend` does, by another way to compute it."""
+        """Optional: a faster way to compute `attend`."""
         return self.attend(x, q, k, v)
 
     def gate(self, x: Tensor) -> Tensor | None:
-        """Return a factor [B, H, Q, K] or [B, H, Q, 1] of what the queries read.
+        """Return a factor of the queries' output, [B, H, Q, K] or [B, H, Q, 1].
 
-        x: the layer's input of their tokens [B, Q, D].
+        x: the layer's input [B, Q, D] at the queries.
         """
         return None
 
 
 class PositionalEncoding(nn.Module, Declared):
-    """What an encoding does to a whole model: position ids, embeddings, and which layer gets what.
+    """The hooks of a whole model: position ids, embeddings, and the `LayerEncoding` of each layer.
 
-    Only an encoding that changes one of these is a `PositionalEncoding`; the decoder wraps any
-    other in `Layers`.
+    An encoding that only acts inside attention is a `LayerEncoding`, which the decoder wraps in `Layers`.
     """
 
     claims: frozenset[Claim] = frozenset({"prefix_consistent"})
@@ -275,7 +277,7 @@ class PositionalEncoding(nn.Module, Declared):
     def read_vocabulary(self, texts: Sequence[str]) -> None:
         """Read the text of every token id, once, before weights are drawn or loaded.
 
-        Create here what depends on the vocabulary, such as a parameter for each token.
+        Create here parameters and buffers that depend on the vocabulary, such as a parameter for each token.
         """
 
     def ids(self, tokens: Tensor, *, train: bool, generator: torch.Generator | None) -> Tensor:
@@ -291,7 +293,7 @@ class PositionalEncoding(nn.Module, Declared):
         return _NEUTRAL
 
 
-# The type of an option that holds another encoding: called with a number of layers, it builds it for these.
+# The type of an option that holds another encoding: a function that builds it for a number of layers.
 NestedEncoding = Callable[[int], PositionalEncoding]
 
 
@@ -313,11 +315,29 @@ _NEUTRAL = LayerEncoding()
 
 
 def full_precision(x: Tensor) -> AbstractContextManager[object]:
-    """Turn autocast off where `x` is: not every device has it."""
+    """Turn autocast off on the device of `x`, if that device has autocast."""
     device = x.device.type
-    return torch.autocast(device, enabled=False) if torch.amp.is_autocast_available(device) else nullcontext()
+    if torch.amp.is_autocast_available(device):
+        return torch.autocast(device, enabled=False)
+    return nullcontext()
+
+
+def precise(dtype: torch.dtype) -> torch.dtype:
+    """Return float32, or the type itself where it is wider."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+def distances(queries: Side, keys: Side) -> Tensor:
+    """Return the query's position minus the key's, [Q, N] or [B, 1, Q, N]; below 0 for later keys."""
+    return queries.position.unsqueeze(-1) - keys.position.unsqueeze(-2)
+
+
+def batch_first(bias: Tensor) -> Tensor:
+    """Return a bias [Q, N] or [H, Q, N] as it is, and a bias [H, B, 1, Q, N] as [B, H, Q, N]."""
+    return bias if bias.dim() <= 3 else bias.squeeze(2).transpose(0, 1)
 
 
 def bounded(parameter: Tensor, smallest: float, largest: float | None = None) -> Tensor:
-    """Return the value within the bounds: a plain clamp would stop its gradient and hold it for good."""
-    return parameter + (parameter.clamp(smallest, largest) - parameter).detach()
+    """Clamp a parameter, and pass its gradient on: a plain clamp would hold it at the bound for good."""
+    change = parameter.clamp(smallest, largest) - parameter
+    return parameter + change.detach()

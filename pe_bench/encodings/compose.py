@@ -1,13 +1,13 @@
 """Several encodings as one: an encoding and the modifiers that act on top of it.
 
-Transforms chain, scales multiply, biases add, visibilities are ANDed, embeddings chain. What
-cannot be shared (position ids, scores, weights, mix) may be owned by one part only. A layer without softmax
-shares its layer with gates and convolutions alone.
+Transforms chain, scales multiply, biases add, visibilities are ANDed, embeddings chain. Position ids, scores,
+weights and mix cannot be combined: at most one part changes each. A layer without softmax combines with
+gates and convolutions alone.
 """
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 from itertools import chain
 from typing import Self
@@ -21,17 +21,16 @@ from pe_bench.errors import UserError, require
 from pe_bench.values import shown
 
 # Hooks of softmax attention, which a layer with `attend` does not call.
-OF_SOFTMAX = (
+SOFTMAX_HOOKS = (
     *("prepare", "transform", "logit_scale", "scores", "distance_bias", "bias", "adjust", "visible"),
     *("weights", "null_logit", "mix"),
 )
 
 
 class Composition(PositionalEncoding):
-    """The encoding of a model.
+    """The encoding of a model: a base and its modifiers.
 
-    The base keeps its place in the module tree whether there are modifiers or not, so that
-    weights load the same with and without them.
+    The base has one place in the module tree, with modifiers or without, so weights load both ways.
     """
 
     def __init__(self, base: PositionalEncoding, modifiers: dict[str, PositionalEncoding], n_layers: int):
@@ -40,18 +39,17 @@ class Composition(PositionalEncoding):
         self.modifiers = nn.ModuleDict(modifiers)
         parts = {"the encoding": base, **modifiers}
         self._parts = list(parts.values())
-        _refuse_several([name for name, part in parts.items() if part.overrides("ids")], "replace ids")
+        _refuse_several(_changing("ids", parts), "replace ids")
         for number in range(n_layers):
             layers = {name: part.layer(number) for name, part in parts.items()}
             for part, layer in zip(parts.values(), layers.values(), strict=True):
                 message = f"{type(part).__name__}.layer must return a LayerEncoding, not {shown(layer)}"
                 require(isinstance(layer, LayerEncoding), message)
             for hook in ("scores", "weights", "mix"):
-                _refuse_several([name for name in layers if layers[name].overrides(hook)], f"replace {hook}")
-            # A null logit is one of the softmax, which `weights` replaces.
-            changing = [name for name in layers if layers[name].overrides("null_logit")][:1]
-            changing += [name for name in layers if layers[name].overrides("weights")]
-            _refuse_several(changing, "change the softmax")
+                _refuse_several(_changing(hook, layers), f"replace {hook}")
+            # Null logits add up, but only in a softmax, which `weights` replaces.
+            one_null_logit = _changing("null_logit", layers)[:1]
+            _refuse_several(one_null_logit + _changing("weights", layers), "change the softmax")
             require_softmax(layers)
         # Plain list: the parts are registered above, and once is enough.
         self._layers = [self._layer_of_parts(number) for number in range(n_layers)]
@@ -63,11 +61,14 @@ class Composition(PositionalEncoding):
         return stack([part.layer(number) for part in self._parts])
 
     def ids(self, tokens: Tensor, *, train: bool, generator: torch.Generator | None) -> Tensor:
-        owner = next((part for part in self._parts if part.overrides("ids")), self.base)
+        changing = (part for part in self._parts if part.overrides("ids"))
+        owner = next(changing, self.base)
         return owner.ids(tokens, train=train, generator=generator)
 
     def embed(self, x: Tensor, ids: Tensor, tokens: Tensor) -> Tensor:
-        return reduce(lambda embedded, part: part.embed(embedded, ids, tokens), self._parts, x)
+        for part in self._parts:
+            x = part.embed(x, ids, tokens)
+        return x
 
     def layer(self, number: int) -> LayerEncoding:
         return self._layers[number]
@@ -83,9 +84,9 @@ class Composition(PositionalEncoding):
     def changed(
         self, layers: Mapping[int, LayerEncoding], parts: Sequence[PositionalEncoding] | None = None
     ) -> Self:
-        """Return the same encoding with some layers replaced, by number; parameters are shared.
+        """Return the encoding with the `layers` of these numbers replaced; parameters are shared.
 
-        parts: these make position ids and change the input, in place of the base and the modifiers.
+        parts: encodings that make position ids and change the input, in place of base and modifiers.
         """
         other = copy.copy(self)
         other._layers = [layers.get(number, layer) for number, layer in enumerate(self._layers)]
@@ -93,7 +94,10 @@ class Composition(PositionalEncoding):
         return other
 
     def lr_multiples(self, chosen: float | None) -> dict[str, float]:
-        """Return each parameter's rate over the model's, by its name: `chosen`, or its class's own."""
+        """Return the learning rate of each parameter, by name, as a multiple of the model's.
+
+        `chosen` replaces the multiple of the parameter's class.
+        """
         multiples = {}
         for prefix, module in self.named_modules():  # the innermost last
             if isinstance(module, LayerEncoding | PositionalEncoding):
@@ -102,16 +106,16 @@ class Composition(PositionalEncoding):
 
 
 def require_softmax(parts: Mapping[str, LayerEncoding]) -> None:
-    """Raise `UserError` where one part of a layer replaces softmax attention and another one acts on it.
+    """Raise `UserError` if one part of a layer replaces softmax attention, which another part changes.
 
-    parts: what acts in one layer, by names for the message.
+    parts: the encodings that act in one layer, by their names in the message.
     """
-    without = [name for name, part in parts.items() if part.overrides("attend")]
+    without = _changing("attend", parts)
     if not without:
         return
-    acting = [name for name, part in parts.items() if name != without[0] and part.overrides(*OF_SOFTMAX)]
-    if len(without) > 1:
-        _refuse_several(without, "replace softmax attention")
+    _refuse_several(without, "replace softmax attention")
+    others = {name: part for name, part in parts.items() if name != without[0]}
+    acting = [name for name, part in others.items() if part.overrides(*SOFTMAX_HOOKS)]
     if acting:
         way_out = "give it to layers with softmax alone, such as those of encoding.global"
         raise UserError(
@@ -120,11 +124,11 @@ def require_softmax(parts: Mapping[str, LayerEncoding]) -> None:
 
 
 def stack(parts: Sequence[LayerEncoding]) -> LayerEncoding:
-    """Return one encoding with the hooks of all parts; a part that changes nothing is left out."""
+    """Return one encoding with the hooks of all parts; parts that change nothing are left out."""
     leaves = chain.from_iterable(map(leaves_of, parts))
     acting = [leaf for leaf in leaves if type(leaf) is not LayerEncoding]
     for leaf in acting:
-        if isinstance(leaf, Around):
+        if isinstance(leaf, Wrapper):
             others = [other for other in acting if other is not leaf]
             return leaf.rewrap([*leaf.parts, *others])
     if len(acting) > 1:
@@ -133,7 +137,7 @@ def stack(parts: Sequence[LayerEncoding]) -> LayerEncoding:
 
 
 def leaves_of(layer: LayerEncoding) -> tuple[LayerEncoding, ...]:
-    """Return the encodings that act in a layer."""
+    """Return the encodings that a layer's encoding is stacked from."""
     # A subclass of `Stack` changes how its parts act together, so it is a leaf itself.
     return layer.parts if type(layer) is Stack else (layer,)
 
@@ -165,8 +169,7 @@ class Stack(LayerEncoding):
         return queries.x, keys.x
 
     def logit_scale(self, queries: Side) -> Tensor | None:
-        factors = [factor for part in self.parts if (factor := part.logit_scale(queries)) is not None]
-        return reduce(torch.mul, factors) if factors else None
+        return _combined(torch.mul, [part.logit_scale(queries) for part in self.parts])
 
     def scores(self, queries: Side, keys: Side, scale: float) -> Tensor:
         return self._owner("scores").scores(queries, keys, scale)
@@ -175,16 +178,15 @@ class Stack(LayerEncoding):
         return self._owner("scores").terms(queries, keys)
 
     def distance_bias(self, distance: Tensor) -> Tensor | None:
-        biases = [bias for part in self.parts if (bias := part.distance_bias(distance)) is not None]
-        return reduce(torch.add, biases) if biases else None
+        return _combined(torch.add, [part.distance_bias(distance) for part in self.parts])
 
     def bias(self, queries: Side, keys: Side) -> Tensor | None:
-        biases = [bias for part in self.parts if (bias := part.bias(queries, keys)) is not None]
-        return reduce(torch.add, biases) if biases else None
+        return _combined(torch.add, [part.bias(queries, keys) for part in self.parts])
 
     def columns(self, queries: Side, keys: Side) -> tuple[Tensor, Tensor]:
         columns = [part.columns(queries, keys) for part in self._biased()]
-        return torch.cat([query for query, _ in columns], -1), torch.cat([key for _, key in columns], -1)
+        query_columns, key_columns = zip(*columns, strict=True)
+        return torch.cat(query_columns, -1), torch.cat(key_columns, -1)
 
     def has_columns(self) -> bool:
         # A part with a bias but no columns would be left out of the sum.
@@ -195,7 +197,9 @@ class Stack(LayerEncoding):
         return [part for part in self.parts if part.overrides("bias", "distance_bias", "columns")]
 
     def adjust(self, scores: Tensor, visible: Tensor, queries: Side, keys: Side) -> Tensor:
-        return reduce(lambda s, part: part.adjust(s, visible, queries, keys), self.parts, scores)
+        for part in self.parts:
+            scores = part.adjust(scores, visible, queries, keys)
+        return scores
 
     def visible(self, queries: Side, keys: Side) -> Tensor:
         return reduce(torch.logical_and, [part.visible(queries, keys) for part in self.parts])
@@ -207,8 +211,7 @@ class Stack(LayerEncoding):
         return self._owner("weights").weights(scores, visible)
 
     def null_logit(self, queries: Side) -> Tensor | None:
-        nulls = [null for part in self.parts if (null := part.null_logit(queries)) is not None]
-        return reduce(torch.logaddexp, nulls) if nulls else None
+        return _combined(torch.logaddexp, [part.null_logit(queries) for part in self.parts])
 
     def mix(self, weights: Tensor, v: Tensor, queries: Side, keys: Side) -> Tensor:
         return self._owner("mix").mix(weights, v, queries, keys)
@@ -220,24 +223,35 @@ class Stack(LayerEncoding):
         return self._owner("attend").attend_chunked(x, q, k, v)
 
     def gate(self, x: Tensor) -> Tensor | None:
-        gates = [gate for part in self.parts if (gate := part.gate(x)) is not None]
-        return reduce(torch.mul, gates) if gates else None
+        return _combined(torch.mul, [part.gate(x) for part in self.parts])
 
     def overrides(self, *hooks: str) -> bool:
         return any(part.overrides(*hooks) for part in self.parts)
 
     def _owner(self, hook: str) -> LayerEncoding:
-        return next((part for part in self.parts if part.overrides(hook)), self.parts[0])
+        changing = (part for part in self.parts if part.overrides(hook))
+        return next(changing, self.parts[0])
 
 
-class Around(Stack, ABC):
-    """A stack that stays the outermost one: `stack` gives it the other parts of its layer too."""
+class Wrapper(Stack, ABC):
+    """A stack that changes all parts of its layer: `stack` keeps it outermost."""
 
     @abstractmethod
     def rewrap(self, parts: Sequence[LayerEncoding]) -> Self:
         """Return the same wrapper around these parts."""
 
 
-def _refuse_several(owners: list[str], what: str) -> None:
-    if len(owners) > 1:
-        raise UserError(f"{' and '.join(owners)} both {what}, and only one can: leave one of them out")
+def _combined(combine: Callable[[Tensor, Tensor], Tensor], values: Sequence[Tensor | None]) -> Tensor | None:
+    """Combine the values of several parts; None for a part without a value, and if no part has one."""
+    given = [value for value in values if value is not None]
+    return reduce(combine, given) if given else None
+
+
+def _changing(hook: str, parts: Mapping[str, PositionalEncoding] | Mapping[str, LayerEncoding]) -> list[str]:
+    """Return the names of the parts that change a hook."""
+    return [name for name, part in parts.items() if part.overrides(hook)]
+
+
+def _refuse_several(names: list[str], action: str) -> None:
+    if len(names) > 1:
+        raise UserError(f"{' and '.join(names)} both {action}, and only one can: leave one of them out")

@@ -1,10 +1,10 @@
-"""Python modules of a custom encoding's folder, loaded under names that no other version of it has.
+"""Python modules of a custom encoding's folder, loaded under a private name for each version of the folder.
 
-`sys.modules` has one module for each name, so that two versions of `mine.py` would share one `helper`. Here
-each version is a `Tree`: a private package whose modules have an `__import__` of their own. It finds the
-modules of the folder under the package's name (`pe_bench_code_0.helper`), also when a hook imports them, and
-leaves everything else to Python. `importlib.import_module` and `importlib.util.spec_from_file_location` do
-the same in such modules.
+`sys.modules` has one module for each name, so two versions of `mine.py` would share one `helper`. Here each
+version is a `Tree`: a private package whose modules have their own `__import__`. It finds modules of the
+folder under the package's name (`pe_bench_code_0.helper`), also when a hook imports them, and leaves all
+other imports to Python. `importlib.import_module` and `importlib.util.spec_from_file_location` do the same in
+such modules.
 """
 
 import builtins
@@ -27,33 +27,30 @@ from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any
 
-from pe_bench.encodings.source import NEVER_OF_A_FOLDER, package_of, sources
+from pe_bench.encodings.source import NEVER_LOCAL, package_of, sources
 
 OUTSIDE_MODULE = "pe_bench_code_"
 PRIVATE_NAME = re.compile(rf"\b{OUTSIDE_MODULE}\d+\.")
-# What the interpreter reports when a file is opened; the first argument is its path.
-OPENINGS = ("open", "sqlite3.connect", "ctypes.dlopen")
+# Audit events of an opened file; the first argument is the file's path.
+OPENING_EVENTS = ("open", "sqlite3.connect", "ctypes.dlopen")
 PACKAGE = Path(__file__).parents[1]
 _COUNT = itertools.count()
 _TREES: dict[str, "Tree"] = {}
 
 
 class Tree:
-    """One version of a custom encoding's folder, as modules under private names.
-
-    opened: files of the folder that were opened while the encoding's file was imported, also those that did
-    not exist. opened_later: files of the folder that its code has opened since then, as in a hook, each with
-    the classes of the tree whose methods did. texts:
-    those of the files that import statements name, for a file may change before a hook imports it.
-    """
+    """One version of a custom encoding's folder, as modules under private names."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.folder = path.parent
         self.package = package_of(self.folder)
         self.name = f"{OUTSIDE_MODULE}{next(_COUNT)}"
+        # Files of the folder opened during the import of the encoding's file, missing files among them.
         self.opened: set[Path] = set()
+        # Files of the folder opened after the import, as in a hook, with the classes that opened each.
         self.opened_later: dict[Path, set[type]] = {}
+        # Contents of the files that import statements name: a file may change before a hook imports it.
         self.texts = {file: file.read_bytes() for file in sources(path)}
         self.is_importing = False
         self.builtins: dict[str, Any] = {**vars(builtins), "__import__": self.import_}
@@ -61,7 +58,7 @@ class Tree:
         self._util = _Util(self)
 
     def load(self) -> ModuleType:
-        """Run the encoding's file and return its module. Whatever the file raises passes through."""
+        """Run the encoding's file and return its module. Exceptions of the file pass through."""
         _watch()
         _TREES[self.name] = self
         root = ModuleType(self.name)
@@ -70,7 +67,7 @@ class Tree:
         root.__spec__.submodule_search_locations = root.__path__
         vars(root)["__builtins__"] = self.builtins
         sys.modules[self.name] = root
-        # A dot in the file's name would make its module one of a package.
+        # Python would take a dot in the module's name for a package.
         module_name = f"{self.name}.{self.path.stem.replace('.', '_')}"
         self.is_importing = True
         try:
@@ -84,7 +81,7 @@ class Tree:
     def forget(self) -> None:
         """Remove the modules of this version from the process."""
         for name in [*sys.modules]:
-            if name == self.name or name.startswith(f"{self.name}."):
+            if f"{name}.".startswith(f"{self.name}."):
                 del sys.modules[name]
         del _TREES[self.name]
 
@@ -96,10 +93,11 @@ class Tree:
         fromlist: Sequence[str] | None = (),
         level: int = 0,
     ) -> Any:
-        """Do as `__import__` does, for modules of this version's folder and all others."""
+        """`__import__` for code of this version: modules of its folder have private names."""
         private = None if level else self.private_name(name)
+        full_name = private or name
         try:
-            module = builtins.__import__(private or name, globals, locals, fromlist or (), level)
+            module = builtins.__import__(full_name, globals, locals, fromlist or (), level)
         except ModuleNotFoundError as error:
             raise ModuleNotFoundError(public_text(str(error)), name=error.name, path=error.path) from None
         if private and not fromlist:
@@ -108,13 +106,14 @@ class Tree:
 
     def private_name(self, name: str) -> str | None:
         """Return the private name of a module of the folder; None for every other module."""
-        if self.package and f"{name}.".startswith(f"{self.package}."):
+        if self._is_in_package(name):
             self._run_package()
             return self.name + name.removeprefix(self.package)
-        return f"{self.name}.{name}" if self._has(name.partition(".")[0]) else None
+        first, _, _ = name.partition(".")
+        return f"{self.name}.{name}" if self._has(first) else None
 
     def stand_in(self, module: ModuleType) -> Any:
-        """Return what modules of this version get in place of `importlib` and `importlib.util`."""
+        """Return the module itself, or this version's substitute for `importlib` or `importlib.util`."""
         if module is importlib:
             return self._importlib
         return self._util if module is importlib.util else module
@@ -126,8 +125,8 @@ class Tree:
         return spec
 
     def note(self, path: Path) -> None:
-        """Note that code of this version opens a file, if the file is of the folder."""
-        if not _is_of_folder(path, self.folder):
+        """Record that code of this version opens a file, if the file is in the folder."""
+        if not _is_in_folder(path, self.folder):
             return
         if self.is_importing:
             self.opened.add(path)
@@ -143,27 +142,32 @@ class Tree:
         spec.loader.exec_module(module)
         return module
 
+    def _is_in_package(self, name: str) -> bool:
+        """Return true if a dotted name is the folder's package or a module of it."""
+        return bool(self.package) and f"{name}.".startswith(f"{self.package}.")
+
     def _has(self, first: str) -> bool:
-        """Return whether the folder has a module or a package of this name, which has no dots."""
-        if first in NEVER_OF_A_FOLDER:
+        """Return true if the folder has a module or a package of this name, which has no dots."""
+        if first in NEVER_LOCAL:
             return False
         private = f"{self.name}.{first}"
         if private in sys.modules:
             return True
-        spec = _find(private, self._search())
+        spec = _find(private, self._search_path())
         if spec is None or spec.loader is not None:
             return spec is not None
-        return not _is_installed(first)  # a folder without __init__.py comes after packages elsewhere
+        return not _is_installed(first)  # an installed package comes before a folder without __init__.py
 
-    def _search(self) -> list[str]:
+    def _search_path(self) -> list[str]:
         """Return the folder, and the folders within it that its code added to `sys.path`."""
-        added = [each for each in sys.path if each and _is_of_folder(Path(each), self.folder)]
+        paths = [path for path in sys.path if path]
+        added = [path for path in paths if _is_in_folder(Path(path), self.folder)]
         folders = [str(self.folder), *dict.fromkeys(added)]
         sys.modules[self.name].__path__ = folders
         return folders
 
     def _run_package(self) -> None:
-        """Run `__init__.py` of the package that the folder is, once."""
+        """Run the folder's `__init__.py`, once."""
         file = self.folder / "__init__.py"
         root = sys.modules[self.name]
         if root.__spec__ is not None and root.__spec__.loader is None:
@@ -172,9 +176,10 @@ class Tree:
             loader.exec_module(root)
 
     def _outermost(self, name: str) -> Any:
-        """Return what `import name` binds: the module of the first part of a dotted name."""
-        if not (self.package and f"{name}.".startswith(f"{self.package}.")):
-            return sys.modules[f"{self.name}.{name.partition('.')[0]}"]
+        """Return the module that `import name` binds, of the first part of a dotted name."""
+        if not self._is_in_package(name):
+            first, _, _ = name.partition(".")
+            return sys.modules[f"{self.name}.{first}"]
         module = sys.modules[self.name]
         for part in reversed(self.package.split(".")[1:]):
             outer = ModuleType(self.package.split(f".{part}")[0])
@@ -184,10 +189,10 @@ class Tree:
 
 
 class _Loader(SourceFileLoader):
-    """Runs a file of a tree from its text: Python's cached bytecode may be of an earlier text."""
+    """Runs a file of a tree from its text; Python's cached bytecode may belong to an earlier text."""
 
     def exec_module(self, module: ModuleType) -> None:
-        # A name that code chose itself says nothing of the tree that runs it.
+        # Code may load a module under a name of its own choice, which names no tree.
         tree = tree_of(module) or _tree_of_caller()
         assert tree is not None
         path = Path(self.path)
@@ -208,10 +213,10 @@ class _Finder:
 
 
 def _find(name: str, folders: Sequence[str]) -> ModuleSpec | None:
-    """Return the specification of a private name in one of the folders, as they are now."""
+    """Return the specification of a private name in one of the folders, read anew."""
     found = None
     for folder in folders:
-        # A new one each time: a `FileFinder` misses files that are younger than what it has read.
+        # A new finder each time: a `FileFinder` caches its folder, and misses younger files.
         finder = FileFinder(folder, (ExtensionFileLoader, EXTENSION_SUFFIXES), (_Loader, [".py"]))
         spec = finder.find_spec(name)
         if spec is not None and spec.loader is not None:
@@ -248,24 +253,24 @@ class _Util(ModuleType):
 
     def spec_from_file_location(self, name: str, location: Any = None, **options: Any) -> ModuleSpec | None:
         path = None if location is None or options else _absolute(location)
-        if path is None or path.suffix != ".py" or not _is_of_folder(path, self._tree.folder):
-            return importlib.util.spec_from_file_location(name, location, **options)
-        return self._tree.spec_of_file(name, path)
+        if path is not None and path.suffix == ".py" and _is_in_folder(path, self._tree.folder):
+            return self._tree.spec_of_file(name, path)
+        return importlib.util.spec_from_file_location(name, location, **options)
 
 
 def tree_of(module: ModuleType | type) -> Tree | None:
-    """Return the tree that a module, or the module of a class, belongs to; None for all others."""
+    """Return the tree of a module, or of a class's module; None for modules outside of trees."""
     name = module.__module__ if isinstance(module, type) else module.__name__
     return _TREES.get(name.partition(".")[0])
 
 
 def public_text(text: str) -> str:
-    """Return a message with the names of modules as their code has them."""
+    """Return a message without the private prefixes of modules."""
     return PRIVATE_NAME.sub("", text)
 
 
 def _is_installed(name: str) -> bool:
-    """Return whether Python finds a module of this name, and more than a folder without `__init__.py`."""
+    """Return true if Python finds a module or a package with `__init__.py` of this name."""
     try:
         spec = importlib.util.find_spec(name)
     except (ImportError, ValueError):
@@ -273,25 +278,28 @@ def _is_installed(name: str) -> bool:
     return spec is not None and spec.origin is not None
 
 
-def _is_of_folder(path: Path, folder: Path) -> bool:
-    """Return whether a path is within a folder, and not of a library or a hidden folder there."""
+def _is_in_folder(path: Path, folder: Path) -> bool:
+    """Return true if a path is within a folder, and not within a library or a hidden folder there."""
     if not path.is_relative_to(folder) or path == folder:
         return False
     inner = path.relative_to(folder).parts
-    if "site-packages" in inner or any(part.startswith(".") for part in inner[:-1]):
+    is_hidden = any(part.startswith(".") for part in inner[:-1])
+    if is_hidden or "site-packages" in inner:
         return False
     libraries = [PACKAGE, *map(Path, (sys.prefix, *site.getsitepackages()))]
-    return not any(path.is_relative_to(each) and each.is_relative_to(folder) for each in libraries)
+    libraries_inside = [library for library in libraries if library.is_relative_to(folder)]
+    return not any(path.is_relative_to(library) for library in libraries_inside)
 
 
 def _absolute(file: Any) -> Path | None:
-    """Return the absolute path of a file that code opens; None for what is no path.
+    """Return the absolute path of a file that code opens; None for an object that is no path.
 
-    Links of folders are followed. A link to a file stays: it is the link that the folder has.
+    Links of folders are followed; a link to a file stays, because the folder contains the link.
     """
     if not isinstance(file, (str, bytes, os.PathLike)):
         return None
-    folder, name = os.path.split(os.path.abspath(os.fsdecode(file)))
+    absolute = os.path.abspath(os.fsdecode(file))
+    folder, name = os.path.split(absolute)
     path = Path(os.path.realpath(folder), name)
     if path.suffix == ".pyc":
         try:
@@ -301,22 +309,25 @@ def _absolute(file: Any) -> Path | None:
     return path
 
 
-# The interpreter reports every file that it opens; a report cannot be ended, so that there is one for all.
+# The interpreter reports every file that it opens. An audit hook cannot be removed: all trees share one.
 
 
 def _watch() -> None:
-    """Begin to note the files that code of trees opens, and to find their modules."""
+    """Begin to record files that code of trees opens, and to find modules of trees."""
     if _Finder not in sys.meta_path:
         sys.meta_path.insert(0, _Finder)
         sys.addaudithook(_note_opened)
 
 
 def _note_opened(event: str, arguments: tuple[Any, ...]) -> None:
-    if event not in OPENINGS:
+    if event not in OPENING_EVENTS:
         return
-    is_written = event == "open" and isinstance(arguments[2], int) and bool(arguments[2] & os.O_WRONLY)
-    path = None if is_written else _absolute(arguments[0])
-    if path is None or not any(path.is_relative_to(tree.folder) for tree in _TREES.values()):
+    flags = arguments[2] if event == "open" else None
+    if isinstance(flags, int) and flags & os.O_WRONLY:
+        return
+    path = _absolute(arguments[0])
+    folders = [tree.folder for tree in _TREES.values()]
+    if path is None or not any(map(path.is_relative_to, folders)):
         return
     tree = _tree_of_caller()
     if tree is not None:
@@ -324,7 +335,7 @@ def _note_opened(event: str, arguments: tuple[Any, ...]) -> None:
 
 
 def _tree_of_caller() -> Tree | None:
-    """Return the tree whose code called this; None also where its code imports a library that called this."""
+    """Return the tree of the innermost caller; None also for callers that a library's import runs."""
     for frame in _callers():
         tree = getattr(frame.f_builtins.get("__import__"), "__self__", None)
         if isinstance(tree, Tree):
@@ -335,7 +346,7 @@ def _tree_of_caller() -> Tree | None:
 
 
 def _callers() -> Iterator[FrameType]:
-    """Yield the frames of all functions that are running, the innermost first."""
+    """Yield the frames of all running functions, the innermost first."""
     frame = sys._getframe(1)
     while frame is not None:
         yield frame

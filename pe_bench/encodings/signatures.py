@@ -1,6 +1,6 @@
-"""The options of an encoding's class, read from its source: nothing is run, and PyTorch is not loaded.
+"""The options of an encoding's class, read from its source without running code or loading PyTorch.
 
-What cannot be read so (a default that is computed, `**options`) is taken from the class itself.
+Options that the source does not show (a computed default, `**options`) are taken from the class itself.
 """
 
 import ast
@@ -16,14 +16,13 @@ from pe_bench.errors import UserError, require
 from pe_bench.values import shown
 
 MISSING = "???"  # OmegaConf's sign of a value that has to be given
-# Parameters of these names without a default get the value that the rest of the configuration has.
-SIZES = {
-    name: f"${{model.{name}}}" for name in ("d_model", "n_layers", "n_heads", "n_kv_heads", "d_head", "d_ff")
-}
+# Values, from other keys of the configuration, of parameters with these names and no default.
+SIZE_NAMES = ("d_model", "n_layers", "n_heads", "n_kv_heads", "d_head", "d_ff")
+SIZES = {name: f"${{model.{name}}}" for name in SIZE_NAMES}
 USUAL = SIZES | dict.fromkeys(("train_length", "max_position", "window"), "${train.length}")
-# Keys of an encoding beside its options. `derived` names the options that followed from the rest of the
-# configuration or from a preset, `chosen` those that differ from the preset. `code_files` are files of
-# outside code that `code_sha256` covers and that no import statement names.
+# Keys of an encoding that are no options. `derived` names options that follow from the rest of the
+# configuration or from a preset; `chosen` names options that differ from the preset. `code_files` are files
+# of outside code that `code_sha256` covers and that no import statement names.
 NOT_OPTIONS = ("name", "class", "code_sha256", "code_files", "defaults", "derived", "chosen", "modifiers")
 # `option: what it means` in a class's docstring; further lines are indented.
 MEANING = re.compile(r"^(\w+): (.*(?:\n +.*)*)", re.MULTILINE)
@@ -35,11 +34,11 @@ class Option(NamedTuple):
 
     name: str
     default: Any  # `MISSING` where it has none
-    meaning: str = ""  # in the docstring of its class or of the one that it derives from
-    is_last: bool = False  # it comes after those of classes that derive from its own
+    meaning: str = ""  # from the docstring of its class or of the parent class
+    is_last: bool = False  # it comes after the options of subclasses
 
 
-Parameter = tuple[str, ast.expr | None, bool]  # its name, its default, and whether it comes last
+Parameter = tuple[str, ast.expr | None, bool]  # name, default, and `Option.is_last`
 
 
 class UnreadableError(Exception):
@@ -47,22 +46,24 @@ class UnreadableError(Exception):
 
 
 def without_class(name: str, search: Sequence[Path] = ()) -> UserError:
-    """Return the error for a file whose class is not named, with its classes: it is read and not run."""
+    """Return the error for a file given without a class; it names the file's classes, without running it."""
     text = find_file(name, search).read_text(encoding="utf-8", errors="replace")
     classes = re.findall(r"^class (\w+)(?=.*:)", text, re.MULTILINE)
-    ways = " or ".join(f"{name}:{each}" for each in classes or ["CLASS"])
+    names = classes or ["CLASS"]
+    ways = " or ".join(f"{name}:{each}" for each in names)
     return UserError(f"'{name}' is a file: say {ways}")
 
 
 def options_of(specification: str, search: Sequence[Path] = (), *, may_run: bool = True) -> list[Option]:
-    """Return the options of `file.py:Class`, or of one of pe-bench's own by `module:Class`.
+    """Return the options of `file.py:Class`, or of pe-bench's `module:Class`.
 
-    Where the source does not show them they are those of the class, or none where no code may run. Raises
-    `UserError`.
+    If the source does not show them, they are read from the loaded class, or are empty if no code may run.
+    Raises `UserError`.
     """
     location, _, name = specification.rpartition(":")
     try:
-        file = find_file(location, search) if location.endswith(".py") else _module_file(location, Path())
+        is_file = location.endswith(".py")
+        file = find_file(location, search) if is_file else _module_file(location, Path())
         options = _options(file, name)
     except (UnreadableError, OSError, SyntaxError, ValueError):
         if not may_run:
@@ -71,14 +72,14 @@ def options_of(specification: str, search: Sequence[Path] = (), *, may_run: bool
 
         defaults = defaults_of(find_code(specification, search).encoding_class)
         options = [Option(*pair) for pair in defaults.items()]
-    if may_run:  # else what somebody types is completed
+    if may_run:  # shell completion, which may not run code, reports no errors
         for option in options:
             _check_option(option, specification)
     return options
 
 
 def read_part(file: Path) -> dict[str, Any]:
-    """Return what a YAML file of an encoding or a modifier has, with all options of the class it names."""
+    """Read a YAML file of an encoding or a modifier, and add all options of the class that it names."""
     import yaml  # which `--help` should not wait for
 
     part: dict[str, Any] = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
@@ -90,8 +91,8 @@ def read_part(file: Path) -> dict[str, Any]:
 def complete(part: dict[str, Any], search: Sequence[Path] = ()) -> dict[str, Any]:
     """Return an encoding's keys with all options of its class, in the order of its signature.
 
-    What names no class builds on another file, which does. Encodings that options hold, with a name, are
-    complete too: the first folder of `search` has their files.
+    A part without a class is returned as it is: it builds on another file. Named encodings inside options are
+    completed too, from the files in the first folder of `search`.
     """
     if "class" not in part:
         return part
@@ -112,17 +113,21 @@ def _complete_nested(values: dict[str, Any], folder: Path) -> dict[str, Any]:
     part = read_part(file) if file.is_file() else {}
     if "class" not in part:
         return values
-    modifiers = {
-        name: {**read_part(folder / "modifier" / f"{name}.yaml"), **options}
-        for name, options in values.get("modifiers", {}).items()
-    }
-    return {**part, **values, **({"modifiers": modifiers} if modifiers else {})}
+    completed = {**part, **values}
+    modifiers: dict[str, Any] = {}
+    for name, options in values.get("modifiers", {}).items():
+        defaults = read_part(folder / "modifier" / f"{name}.yaml")
+        modifiers[name] = {**defaults, **options}
+    if modifiers:
+        completed["modifiers"] = modifiers
+    return completed
 
 
 def _module_file(module: str, folder: Path) -> Path:
-    """Return the file of a module of pe-bench, or of one that lies in `folder`."""
+    """Return the file of a module of pe-bench, or of a module in `folder`."""
     first, *rest = module.split(".")
-    stem = PACKAGE.joinpath(*rest) if first == PACKAGE.name else folder.joinpath(first, *rest)
+    package = PACKAGE if first == PACKAGE.name else folder / first
+    stem = package.joinpath(*rest)
     for file in (stem.with_suffix(".py"), stem / "__init__.py"):
         if file.is_file():
             return file
@@ -135,8 +140,8 @@ def _parse(file: Path, changed: int) -> ast.Module:
 
 
 def _find_class(name: str, file: Path) -> tuple[ast.ClassDef, Path]:
-    """Return the definition of a class, also in a module that it is imported from."""
-    for node in ast.walk(_parse(file, file.stat().st_mtime_ns)):  # what stands outermost comes first
+    """Return the definition of a class, and its file: also a file that the class is imported from."""
+    for node in ast.walk(_parse(file, file.stat().st_mtime_ns)):  # outer definitions come first
         if isinstance(node, ast.ClassDef) and node.name == name:
             return node, file
         if isinstance(node, ast.ImportFrom):
@@ -149,8 +154,9 @@ def _find_class(name: str, file: Path) -> tuple[ast.ClassDef, Path]:
 def _options(file: Path, name: str) -> list[Option]:
     """Return the parameters of a class's constructor, or the fields of a data class, with their meanings."""
     node, file = _find_class(name, file)
-    constructor = next((each for each in node.body if getattr(each, "name", "") == "__init__"), None)
-    base = node.bases[0] if node.bases else None  # those after it are mixins
+    constructors = [each for each in node.body if getattr(each, "name", "") == "__init__"]
+    constructor = constructors[0] if constructors else None
+    base = node.bases[0] if node.bases else None  # other bases are mixins
     inherited: dict[str, Option] = {}
     try:
         if base is not None and ast.unparse(base) != "nn.Module":
@@ -167,11 +173,13 @@ def _options(file: Path, name: str) -> list[Option]:
     for argument, default, is_last in parameters:
         value = MISSING if default is None else ast.literal_eval(default)
         options[option_of(argument)] = Option(option_of(argument), value, is_last=is_last)
-    inherited_meanings = {option.name: option.meaning for option in inherited.values()}
-    meanings = inherited_meanings | dict(MEANING.findall(ast.get_docstring(node) or ""))
-    explained = (
-        option._replace(meaning=" ".join(meanings.get(name, "").split())) for name, option in options.items()
-    )
+    meanings = {option.name: option.meaning for option in inherited.values()}
+    docstring = ast.get_docstring(node) or ""
+    meanings |= dict(MEANING.findall(docstring))
+    explained: list[Option] = []
+    for name, option in options.items():
+        one_line = " ".join(meanings.get(name, "").split())
+        explained.append(option._replace(meaning=one_line))
     return sorted(explained, key=lambda option: option.is_last)
 
 
@@ -188,7 +196,8 @@ def _parameters(arguments: ast.arguments) -> Iterator[Parameter]:
 
 def _fields(node: ast.ClassDef) -> Iterator[Parameter]:
     """Yield each field of a data class that its constructor takes; those after `_: KW_ONLY` come last."""
-    is_dataclass = any("dataclass" in ast.unparse(each) for each in node.decorator_list)
+    decorators = [ast.unparse(each) for each in node.decorator_list]
+    is_dataclass = any("dataclass" in each for each in decorators)
     is_last = False
     for each in node.body if is_dataclass else ():
         if isinstance(each, ast.AnnAssign) and not isinstance(each.value, ast.Call):  # `field(init=False)`
@@ -199,16 +208,17 @@ def _fields(node: ast.ClassDef) -> Iterator[Parameter]:
 
 
 def argument_of(option: str) -> str:
-    """Return the constructor's name of an option: one that is a word of Python's has an underscore."""
+    """Return the constructor's name of an option: the option `global` has the argument `global_`."""
     return f"{option}_" if keyword.iskeyword(option) else option
 
 
 def option_of(argument: str) -> str:
-    return argument[:-1] if keyword.iskeyword(argument.removesuffix("_")) else argument
+    stem = argument.removesuffix("_")
+    return stem if keyword.iskeyword(stem) else argument
 
 
 def defaults_of(encoding_class: type) -> dict[str, Any]:
-    """Return the options of a class that is loaded, and their defaults."""
+    """Return the options of a loaded class, and their defaults."""
     import inspect
 
     defaults: dict[str, Any] = {}
@@ -227,8 +237,10 @@ def _check_option(option: Option, specification: str) -> None:
     """Raise `UserError` for an option that no configuration could hold."""
     where = f"{specification.rpartition(':')[2]}.__init__"
     message = f"{where} has a parameter {option.name}, which every encoding has as a key: rename it"
-    require(option.name == "name" or option.name not in NOT_OPTIONS, message)
-    message = f"{where}: {option.name} is {shown(option.default)} by default, which no configuration can hold"
+    is_free = option.name == "name" or option.name not in NOT_OPTIONS
+    require(is_free, message)
+    default = shown(option.default)
+    message = f"{where}: {option.name} is {default} by default, which no configuration can hold"
     require(_is_plain(option.default), f"{message}: say a number, a text, a list or None")
 
 

@@ -1,4 +1,4 @@
-"""The encoding that a configuration specifies: its label, its identity, its options, and how it is built."""
+"""The encoding of a configuration: its label, its identity, its options and its construction."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,13 +20,13 @@ from pe_bench.values import check_type, shown, unknown
 class PartSpec:
     """One class with its options: an encoding without its modifiers, or a modifier."""
 
-    values: Mapping[str, Any]
-    search: tuple[Path, ...] = ()
-    key: str = "encoding"  # where the configuration has it
+    values: Mapping[str, Any]  # of the configuration: options, and the keys of NOT_OPTIONS
+    search: tuple[Path, ...] = ()  # folders that may contain the file of the class
+    key: str = "encoding"  # the key of the configuration that holds the values
 
     @cached_property
     def code(self) -> Code:
-        """Return the class and its source, which are read once. Raises `UserError`."""
+        """Return the class and its source, loaded at the first use. Raises `UserError`."""
         return find_code(self.values["class"], self.search)
 
     @property
@@ -39,7 +39,7 @@ class PartSpec:
 
     @property
     def name(self) -> str:
-        """Return the name that `compatible_with` uses: the module's, or the one in outside code's YAML."""
+        """Return the name that `compatible_with` uses: of the module, or of the YAML file of outside code."""
         specification = str(self.values["class"])
         if self.is_built_in:
             return specification.partition(":")[0].rpartition(".")[2]
@@ -48,19 +48,23 @@ class PartSpec:
     @cached_property
     def defaults(self) -> dict[str, Any]:
         """Return the constructor's default of each option, `MISSING` if it has none."""
-        return {option.name: option.default for option in options_of(self.values["class"], self.search)}
+        options = options_of(self.values["class"], self.search)
+        return {option.name: option.default for option in options}
 
     @cached_property
     def options(self) -> dict[str, Any]:
-        """Return the options as the constructor gets them, so that 500000 and 500000.0 are one base."""
-        values = self.values.items()
-        options = {name: value for name, value in values if name not in NOT_OPTIONS and value != MISSING}
+        """Return the options in the types of the constructor: a base of 500000 becomes 500000.0."""
+        options: dict[str, Any] = {}
+        for name, value in self.values.items():
+            if name not in NOT_OPTIONS and value != MISSING:
+                options[name] = value
         for name in options.keys() - self.defaults.keys():
             keys = [f"{self.key}.{option}" for option in self.defaults]
             raise UserError(unknown(f"{self.key}.{name}", "option", keys))
         for name, default in self.defaults.items():
             is_given = name in options or default != MISSING
-            require(is_given, f"{self.key} needs a value for {name}: give {self.key}.{name}=...")
+            way_out = f"give {self.key}.{name}=..."
+            require(is_given, f"{self.key} needs a value for {name}: {way_out}")
         kinds = self._kinds()
         for name, value in options.items():
             key = f"{self.key}.{name}"
@@ -72,16 +76,17 @@ class PartSpec:
         return options
 
     def _kinds(self) -> dict[str, Any]:
-        """Return the types of the constructor's arguments. Raises `UserError` for what names no type."""
+        """Return the types of the constructor's arguments. Raises `UserError` if one is no type."""
         try:
             return get_type_hints(self.encoding_class.__init__, include_extras=True)
         except (NameError, AttributeError, TypeError, SyntaxError) as error:
             name = f"{self.encoding_class.__name__}.__init__"
-            message = f"{name} has an annotation that is no type: {type(error).__name__}: {first_line(error)}"
+            reason = f"{type(error).__name__}: {first_line(error)}"
+            message = f"{name} has an annotation that is no type: {reason}"
             raise UserError(f"{message}: import the type, or leave the annotation out") from error
 
     def _option(self, value: Any, kind: Any, key: str) -> Any:
-        """Return an option as its type. Raises `UserError`, also for a type that has no values."""
+        """Convert an option to its type. Raises `UserError`, also for a type that cannot be checked."""
         try:
             return check_type(value, kind, key)
         except TypeError as error:
@@ -91,51 +96,56 @@ class PartSpec:
 
     @property
     def nested(self) -> "dict[str, EncodingSpec]":
-        """Return the encodings that options hold."""
-        return {
-            option: EncodingSpec(dict(value), self.search, f"{self.key}.{option}")
-            for option, value in self.values.items()
-            if is_part(value)
-        }
+        """Return the options whose values are encodings."""
+        specs: dict[str, EncodingSpec] = {}
+        for option, value in self.values.items():
+            if is_part(value):
+                specs[option] = EncodingSpec(dict(value), self.search, f"{self.key}.{option}")
+        return specs
 
     def changed_options(self) -> dict[str, Any]:
-        """Return the options that differ from the constructor's defaults, or have none."""
-        return {name: value for name, value in self.options.items() if value != self.defaults[name]}
+        """Return the options that differ from the constructor's defaults, or have no default."""
+        defaults = self.defaults
+        return {name: value for name, value in self.options.items() if value != defaults[name]}
 
     def chosen_options(self) -> dict[str, Any]:
-        """Return the changed options that do not follow from the rest of the configuration, or a preset."""
-        derived, chosen = (self.values.get(key) or [] for key in ("derived", "chosen"))
-        changed = self.changed_options().keys() - set(derived)
-        return {name: value for name, value in self.options.items() if name in {*chosen, *changed}}
+        """Return the changed options that follow neither from other keys nor from a preset."""
+        derived = self.values.get("derived") or []
+        chosen = set(self.values.get("chosen") or [])
+        chosen |= self.changed_options().keys() - set(derived)
+        return {name: value for name, value in self.options.items() if name in chosen}
 
     def build(self, n_layers: int) -> PositionalEncoding:
+        """Build the encoding of a model, without its modifiers."""
         encoding = self.encoding_class
-        values = self.options | {option: spec.build for option, spec in self.nested.items()}
-        options = {argument_of(option): value for option, value in values.items()}
-        is_of_layers = issubclass(encoding, LayerEncoding)
-        count = n_layers if is_of_layers and encoding.per_layer else 1
-        parts: Any = [encoding(**options) for _ in range(count)]
+        builders = {option: spec.build for option, spec in self.nested.items()}
+        values = self.options | builders
+        arguments = {argument_of(option): value for option, value in values.items()}
+        is_layer_encoding = issubclass(encoding, LayerEncoding)
+        count = n_layers if is_layer_encoding and encoding.per_layer else 1
+        parts: Any = [encoding(**arguments) for _ in range(count)]
         for part in parts:
-            message = f"{encoding.__name__}(...) is a {type(part).__name__} and no {encoding.__name__}"
+            name = encoding.__name__
+            message = f"{name}(...) is a {type(part).__name__} and no {name}"
             require(isinstance(part, encoding), message)
-            message = f"{encoding.__name__}.__init__ must call super().__init__() before all else"
+            message = f"{name}.__init__ must call super().__init__() before all else"
             require("_modules" in vars(part), message)
             check_declared(part)
             check_walks(part)
-        return Layers(parts) if is_of_layers else parts[0]
+        return Layers(parts) if is_layer_encoding else parts[0]
 
     def identity(self) -> dict[str, Any]:
-        """Return the name, the hash of outside code, options and rate: they identify a run.
+        """Return the part's share of a run's identity: name, hash of outside code, options, learning rate.
 
-        Where a class lies is no part of it, so that files can move, nor are the sizes of the model, which
-        identify a run by themselves, so that a class can begin to read one.
+        The place of a class is left out, so that files can move. Sizes of the model are left out too, because
+        the model's own identity has them, and a class can begin to read one.
         """
-        derived = SIZES.keys() & set(self.values.get("derived") or [])
-        options = {name: value for name, value in self.changed_options().items() if name not in derived}
-        identity = {
-            "name": self.name if self.is_built_in else self.values["class"].rpartition(":")[2],
-            "options": options | {option: spec.identity() for option, spec in self.nested.items()},
-        }
+        sizes = SIZES.keys() & set(self.values.get("derived") or [])
+        options = {name: value for name, value in self.changed_options().items() if name not in sizes}
+        for option, spec in self.nested.items():
+            options[option] = spec.identity()
+        class_name = self.values["class"].rpartition(":")[2]
+        identity = {"name": self.name if self.is_built_in else class_name, "options": options}
         if self.values.get("code_sha256"):
             identity["code"] = self.values["code_sha256"]
         if self.encoding_class.lr_multiple != 1:
@@ -145,14 +155,11 @@ class PartSpec:
 
 @dataclass(frozen=True)
 class EncodingSpec:
-    """An encoding and its modifiers, as a configuration has them.
+    """An encoding and its modifiers, as in a configuration."""
 
-    `search` are the folders in which the file of a class may lie.
-    """
-
-    values: dict[str, Any]
-    search: tuple[Path, ...] = ()
-    key: str = "encoding"  # where the configuration has it
+    values: dict[str, Any]  # of the configuration: the encoding's keys, its modifiers among them
+    search: tuple[Path, ...] = ()  # folders that may contain the file of a class
+    key: str = "encoding"  # the key of the configuration that holds the values
 
     @cached_property
     def base(self) -> PartSpec:
@@ -160,47 +167,53 @@ class EncodingSpec:
 
     @cached_property
     def modifiers(self) -> dict[str, PartSpec]:
-        parts = self.values.get("modifiers") or {}
-        return {
-            name: PartSpec(part, self.search, f"{self.key}.modifiers.{name}") for name, part in parts.items()
-        }
+        specs: dict[str, PartSpec] = {}
+        for name, values in (self.values.get("modifiers") or {}).items():
+            specs[name] = PartSpec(values, self.search, f"{self.key}.modifiers.{name}")
+        return specs
 
     @property
     def parts(self) -> list[PartSpec]:
-        """Return the encoding, those that its options hold, and its modifiers, which come last."""
+        """Return the encoding, the encodings inside its options, and its modifiers, in this order."""
         nested = chain.from_iterable(spec.parts for spec in self.base.nested.values())
         return [self.base, *nested, *self.modifiers.values()]
 
     def build(self, n_layers: int, vocabulary: Sequence[str] = ()) -> Composition:
         """Build the encoding of a model; parameters draw from torch's global generator.
 
-        `vocabulary` has the text of every token. Raises `UserError`.
+        vocabulary: the text of every token id. Raises `UserError`.
         """
         base = self.base.build(n_layers)
-        modifiers = {name: part.build(n_layers) for name, part in self.modifiers.items()}
+        modifiers: dict[str, PositionalEncoding] = {}
+        for name, modifier in self.modifiers.items():
+            modifiers[name] = modifier.build(n_layers)
         for part in (base, *modifiers.values()):
             part.read_vocabulary(vocabulary)
         return Composition(base, modifiers, n_layers)
 
     @property
     def label(self) -> str:
-        """Return the name in tables: `rope`, `rope+logn`, `rope base=500000.0` where options differ."""
+        """Return the name in tables: `rope`, `rope+logn`, or `rope base=500000.0` with a chosen option."""
+        base_name = str(self.values["name"])
         names = []
-        for name, part in [(str(self.values["name"]), self.base), *self.modifiers.items()]:
-            # Another version of outside code, whose hash has other letters, is another encoding.
+        for name, part in [(base_name, self.base), *self.modifiers.items()]:
+            # A version of outside code with another hash is another encoding.
             code = part.values.get("code_sha256")
             names.append(f"{name}@{code[:4]}" if code else name)
         derived = self.values.get("derived") or []
-        nested = {name: spec.short_label for name, spec in self.base.nested.items() if name not in derived}
-        chosen = {**self.base.chosen_options(), **nested}
+        chosen = self.base.chosen_options()
+        for option, spec in self.base.nested.items():
+            if option not in derived:
+                chosen[option] = spec.short_label
         options = [f"{option}={value}" for option, value in chosen.items()]
-        for name, part in self.modifiers.items():
-            options += [f"{name}.{option}={value}" for option, value in part.chosen_options().items()]
+        for name, modifier in self.modifiers.items():
+            for option, value in modifier.chosen_options().items():
+                options.append(f"{name}.{option}={value}")
         return " ".join(["+".join(names), *options])
 
     @property
     def short_label(self) -> str:
-        """Return the label as the value of an option: `p_rope(fraction=0.25)`."""
+        """Return the label for the value of an option: `p_rope(fraction=0.25)`."""
         name, _, options = self.label.partition(" ")
         return f"{name}({options})" if options else name
 
@@ -209,7 +222,7 @@ class EncodingSpec:
         return [part.identity() for part in (self.base, *self.modifiers.values())]
 
     def with_examples(self) -> "EncodingSpec":
-        """Return the same with a value for each option that its class refuses to do without."""
+        """Return the encoding with its class's example values for options that are not given."""
 
         def examples(part: PartSpec) -> dict[str, Any]:
             values = part.encoding_class.example(part.values)
@@ -220,22 +233,23 @@ class EncodingSpec:
         return self.changed(examples)
 
     def with_code_hashes(self) -> "EncodingSpec":
-        """Return the same with the hash of every class's source that is not pe-bench's own."""
+        """Return the encoding with the hash of the source of every class outside pe-bench."""
 
         def hashes(part: PartSpec) -> dict[str, Any]:
             if part.is_built_in:
                 return {}
-            opened = [*part.code.opened]
-            has_files = opened or "code_files" in part.values
-            return {"code_sha256": part.code.sha256, **({"code_files": opened} if has_files else {})}
+            hashed: dict[str, Any] = {"code_sha256": part.code.sha256}
+            if part.code.opened or "code_files" in part.values:
+                hashed["code_files"] = [*part.code.opened]
+            return hashed
 
         return self.changed(hashes)
 
     def with_trusted_code(self, files: Sequence[Path], *, may_differ: bool = False) -> "EncodingSpec":
-        """Return the same with its outside classes taken from `files`, which the user named.
+        """Return the encoding with its outside classes taken from `files`, which the user named.
 
-        Raises `UserError` where a class is not pe-bench's own and no file has its hash: nothing that a
-        run directory names is ever imported. A file that `may_differ` only has the name of the class's.
+        Raises `UserError` if no file has the hash of an outside class: no file that a run's directory names
+        is ever imported. With `may_differ`, a file of the same name is enough.
         """
 
         def trusted(part: PartSpec) -> dict[str, Any]:
@@ -247,31 +261,36 @@ class EncodingSpec:
             code_hash = str(part.values.get("code_sha256"))
             file_name = Path(location).name
             same_name = [path for path in files if may_differ and path.name == file_name]
-            if code_hash not in hashes and not same_name:
-                way = (
-                    "give the file as it was when the run was trained, from the run's own code/ "
-                    f"(--force scores the weights under a changed {file_name} and labels the rows)"
-                )
-                hashes_of_files = "".join(f"; {path} has {value}" for value, path in hashes.items())
+            matching = [hashes[code_hash]] if code_hash in hashes else same_name
+            if not matching:
+                way_out = "name its file with --code FILE.py"
+                if files:
+                    way_out = (
+                        "give the file as it was when the run was trained, from the run's own code/ "
+                        f"(--force scores the weights under a changed {file_name} and labels the rows)"
+                    )
+                given = "".join(f"; {path} has {value}" for value, path in hashes.items())
                 raise UserError(
                     f"this run's encoding is code from outside pe-bench, {part.values['class']} with hash "
-                    f"{code_hash}{hashes_of_files}: {way if files else 'name its file with --code FILE.py'}, "
-                    "if you trust it"
+                    f"{code_hash}{given}: {way_out}, if you trust it"
                 )
-            return {"class": f"{hashes[code_hash] if code_hash in hashes else same_name[0]}:{name}"}
+            return {"class": f"{matching[0]}:{name}"}
 
         return self.changed(trusted)
 
     def changed(self, changes: Callable[[PartSpec], dict[str, Any]]) -> "EncodingSpec":
-        """Return the same with the changed values of each part."""
+        """Return the encoding with the values that `changes` returns for each part in place of its own."""
         values = {**self.values, **changes(self.base)}
-        values |= {option: spec.changed(changes).values for option, spec in self.base.nested.items()}
-        modifiers = {name: {**part.values, **changes(part)} for name, part in self.modifiers.items()}
+        for option, spec in self.base.nested.items():
+            values[option] = spec.changed(changes).values
+        modifiers: dict[str, Any] = {}
+        for name, part in self.modifiers.items():
+            modifiers[name] = {**part.values, **changes(part)}
         if modifiers or self.key == "encoding":
             values["modifiers"] = modifiers
         return EncodingSpec(values, self.search, self.key)
 
 
 def is_part(value: Any) -> bool:
-    """Return whether a value of the configuration is an encoding."""
+    """Return true if a value of the configuration is an encoding."""
     return isinstance(value, Mapping) and "class" in value

@@ -1,8 +1,8 @@
 """Our attention in the place of transformers' own, for every architecture that lets it be replaced.
 
-transformers calls one function for the attention of each layer, and one for the mask of a pass. Ours read
-what they need from an object that lies on each module of the model, and never from a global. What a layer
-hands over that we do not know is refused by its name.
+transformers calls one function for the attention of each layer, and one for the mask of a pass. Our functions
+read a `PassState` that lies on each module of the model, and never a global. An argument of a layer that
+pe-bench does not know is refused by its name.
 
 Letters: B batch, H query heads, G key heads, T tokens, Q queries and N keys of one chunk, K head width.
 """
@@ -26,7 +26,7 @@ NAME = "pe_bench"
 # much of their attention whatever these say (Xiao et al. 2024, arXiv:2309.17453, find that four are enough).
 # Where they are hidden, the loss rises for a reason that has nothing to do with far text.
 FIRST_TOKENS = 4
-# Arguments that say nothing that a layer's output depends on, or that we have by other ways.
+# Arguments on which a layer's output does not depend, or that are known in other ways.
 WITHOUT_EFFECT = frozenset(
     {"position_ids", "cache_position", "use_cache", "output_attentions", "output_hidden_states"}
     | {"output_router_logits", "return_dict", "is_causal", "dropout", "sliding_window"}
@@ -52,20 +52,21 @@ class PassMask:
         return seen.expand(len(query_Q), len(key_N))
 
     def first_key(self, start: int, stop: int) -> int:
-        """Return the first key that one of the queries `start` to `stop` - 1 sees, which is found once."""
+        """Return the first key that is visible to any of the queries `start` to `stop` - 1; it is kept."""
         if (start, stop) not in self._first:
             index = torch.arange(stop, device=self.device)
-            self._first[start, stop] = int(self.visible(index[start:], index).any(0).long().argmax())
+            is_seen = self.visible(index[start:], index).any(0)
+            self._first[start, stop] = int(is_seen.long().argmax())
         return self._first[start, stop]
 
     def count(self, length: int) -> int:
-        """Return the number of keys that the last of so many tokens sees."""
+        """Return the number of keys that the last of `length` tokens sees."""
         index = torch.arange(length, device=self.device)
         return int(self.visible(index[-1:], index).sum())
 
 
 class Masked(LayerEncoding):
-    """A layer that sees what the mask of the pass shows."""
+    """A layer with the mask of the pass."""
 
     def __init__(self, mask: PassMask) -> None:
         super().__init__()
@@ -79,7 +80,7 @@ class Masked(LayerEncoding):
 
 
 class FirstAndLatest(LayerEncoding):
-    """A layer whose queries see the `first` tokens of all, and the last `window` before them."""
+    """A layer whose queries see the `first` tokens of the text, and the latest `window` tokens."""
 
     def __init__(self, first: int, window: int) -> None:
         super().__init__()
@@ -112,36 +113,33 @@ class Sinks(LayerEncoding):
         self.logits_H = logits_H
 
     def null_logit(self, queries: Side) -> Tensor:
-        return self.logits_H.to(torch.promote_types(self.logits_H.dtype, torch.float32))[:, None, None]
+        dtype = torch.promote_types(self.logits_H.dtype, torch.float32)
+        return self.logits_H.to(dtype)[:, None, None]
 
 
 class Caught(NamedTuple):
-    """What a layer attends with: its queries [B, H, T, K], and what changes its logits; None for nothing."""
+    """The arguments of a layer's attention in a pass."""
 
-    queries: Tensor
+    queries: Tensor  # [B, H, T, K]
     mask: PassMask | None
-    factor: float
+    factor: float  # of the logits, over 1 / sqrt(K)
     softcap: float | None
     has_sinks: bool
 
 
 @dataclass
 class PassState:
-    """What the layers of one forward pass read: set before it, on each module of the model.
+    """The settings of one forward pass, on each module of the model. Keys are the numbers of layers."""
 
-    layers: the encoding of each layer. caught: where it is there, layers keep in it by their number what they
-    attend with, and hand on the values as they are. is_neutral: the model's own rotation is undone.
-    kept: where it is there, layers keep their keys and values in it by their number. before: keys and values
-    of each layer, of tokens before those that are fed.
-    """
-
-    layers: Sequence[LayerEncoding] = ()
+    layers: Sequence[LayerEncoding] = ()  # the encoding of each layer
     ids: Tensor = field(default_factory=lambda: torch.empty(0))
-    window: int | None = None
-    is_neutral: bool = False
-    caught: dict[int, Caught] | None = None
-    kept: dict[int, tuple[Tensor, Tensor]] | None = None
-    before: Mapping[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    window: int | None = None  # of all layers, in tokens
+    is_neutral: bool = False  # the model's own rotation is undone
+    caught: dict[int, Caught] | None = (
+        None  # if set, layers only store their arguments, and return the values
+    )
+    kept: dict[int, tuple[Tensor, Tensor]] | None = None  # if set, layers store their keys and values
+    before: Mapping[int, tuple[Tensor, Tensor]] = field(default_factory=dict)  # keys and values of a prefix
 
 
 def register() -> None:
@@ -170,8 +168,9 @@ def attend(
     s_aux: Tensor | None = None,
     **more: Any,
 ) -> tuple[Tensor, None]:
-    """Return [B, T, H, K] of a layer's queries [B, H, T, K], and of keys and values [B, G, T, K]."""
-    effective = {name for name, argument in more.items() if argument is not None and argument is not False}
+    """Return the output [B, T, H, K] of a layer's attention. key, value: [B, G, T, K]."""
+    given = {name: argument for name, argument in more.items() if argument is not None}
+    effective = {name for name, argument in given.items() if argument is not False}
     unknown = ", ".join(sorted(effective - WITHOUT_EFFECT))
     message = f"{type(module).__name__} hands {unknown} to its attention, which pe-bench does not know"
     require(not unknown, message)

@@ -1,15 +1,15 @@
-"""What a checkpoint's layers do at their positions, found by asking them, and which of our encodings that is.
+"""The encoding of a Hugging Face model: it is found by trials, and named as one of our encodings.
 
-A window of random tokens passes through the model three times, with an attention that hands on the values, so
-that the input of each layer is the same each time: with the model's own rotation, with a rotation by nothing,
-and with the latter at later positions. The difference between the first two is a layer's rotation, and one
-between the last two is whatever else reads positions.
+A window of random tokens passes through the model three times, with an attention that returns its values, so
+that the input of each layer is the same each time: with the model's own rotation, without a rotation, and
+without a rotation at later positions. The difference between the first two passes is a layer's rotation; a
+difference between the last two shows that something else reads positions.
 
-A run has one encoding, which other encodings can take the place of. In a checkpoint whose layers differ, it
-is that of the layers which read the whole text: rotary ones before those without positions, and the most
-common ones before others. The rest keep theirs. A rotation is named when the frequencies and the factor of
-one of our encodings are the layer's own, also in texts longer than those lengths that the configuration has;
-otherwise the model rotates its queries and keys itself.
+A run has one encoding, which other encodings can replace. In a model whose layers differ, it is that of the
+layers that see the whole text: rotary layers before layers without positions, and common layers before rare
+ones. The other layers keep their encodings. A rotation gets the name of one of our encodings if both have the
+same frequencies and factor, also in texts longer than the lengths in the configuration; otherwise the model
+rotates its queries and keys itself.
 
 Letters: B batch, H query heads, T tokens, K head width.
 """
@@ -35,13 +35,13 @@ from pe_bench.hf.attention import Caught, PassState
 from pe_bench.hf.model import sees_all, trunk_of
 from pe_bench.hf.rotary import FREQUENCIES, TOLERANCE, RotaryCall, recorded, rotary_modules
 
-TOKENS = 48  # of a pass; fewer where a scaling may begin to depend on the length before
-LATER = 7  # positions, of the third pass
-FACTOR = "attention_scaling"  # in the names of their attributes
+TOKENS = 48  # of a pass; fewer if a scaling depends on the length from a shorter text on
+LATER = 7  # the first position of the third pass
+FACTOR = "attention_scaling"  # in the names of rotary modules' attributes
 NEUTRAL = "pe_bench.encodings.nope:NoPE"
 ORIGINAL, LONGEST = "original_max_position_embeddings", "max_position_embeddings"  # keys of Parameters
-LONGER_TIMES = (2, 4)  # a length of the configuration, at which rotations are compared, besides its next one
-TRAINED_TIMES = 2  # a layer that sees a text of so many training lengths sees everything
+LONGER_TIMES = (2, 4)  # times a length of the configuration, at which rotations are compared
+TRAINED_TIMES = 2  # training lengths: a layer that sees a whole text of this length sees every text
 DYNAMIC = "rope_dynamic_ntk"
 LAYOUTS: tuple[Layout, ...] = ("half", "interleaved")
 
@@ -50,11 +50,11 @@ Parameters = Sequence[Mapping[str, Any]]  # of rotations, as transformers' confi
 
 @dataclass(frozen=True)
 class Rotation:
-    """The rotation of a layer: `frequencies` of the first pairs of features, and a factor of these."""
+    """The rotation of a layer."""
 
     layout: Layout
-    frequencies: tuple[float, ...]
-    factor: float
+    frequencies: tuple[float, ...]  # of the first pairs of features
+    factor: float  # by which these features are multiplied
     d_head: int
 
     @property
@@ -62,33 +62,29 @@ class Rotation:
         return Scaled(torch.tensor(self.frequencies, dtype=torch.float64), self.factor)
 
     def turn(self, x: Tensor, position: Tensor) -> Tensor:
-        """Return x [..., T, K] at these positions [T], turned."""
+        """Rotate x [..., T, K] by its positions [T]."""
         frequencies = torch.tensor(self.frequencies, dtype=torch.float64, device=x.device)
         turned = rotate(x, position, frequencies, self.layout)
         turned[..., : 2 * len(frequencies)] *= self.factor
         return turned
 
 
-UNKNOWN = Rotation("half", (), 0.0, 0)  # it is not that of one of the model's rotary modules
+UNKNOWN = Rotation("half", (), 0.0, 0)  # of a layer that no rotary module of the model explains
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What the layers with attention do. numbers: theirs in the model, in which other layers may stand too.
+    """The facts of a model's layers with attention."""
 
-    rotations: of each of them, None where it turns nothing.
-    reads_positions: something other than a rotation does. calls: of the model's rotary modules.
-    """
-
-    numbers: list[int]
-    rotations: list[Rotation | None]
+    numbers: list[int]  # of these layers in the model
+    rotations: list[Rotation | None]  # None for a layer without a rotation
     layers: list[Caught]
-    reads_positions: bool
-    calls: list[RotaryCall]
+    reads_positions: bool  # in another way than by a rotation
+    calls: list[RotaryCall]  # of the model's rotary modules
 
 
 def attach(model: nn.Module) -> PassState:
-    """Put a state on the model that its attention reads, and by which rotary modules may do nothing."""
+    """Put a state on each module of a model; rotary modules rotate by nothing while it is neutral."""
     state = PassState()
     for module in model.modules():
         object.__setattr__(module, "_pe_bench", state)
@@ -111,9 +107,9 @@ def _by_nothing(module: nn.Module, output: Any) -> Any:
 
 @torch.no_grad()
 def ask(model: Any, state: PassState, length: int = TOKENS) -> Answer | None:
-    """Return the rotation and the mask of each layer; None where no layer lets its attention be replaced.
+    """Find the rotation and the mask of each layer; None if no layer's attention can be replaced.
 
-    length: of a text, up to which its rotations are the same.
+    length: up to this length of a text, rotations do not depend on it.
     """
     n_tokens = min(TOKENS, length)
     calls: dict[tuple[Any, ...], RotaryCall] = {}
@@ -125,14 +121,15 @@ def ask(model: Any, state: PassState, length: int = TOKENS) -> Answer | None:
     later = _caught(model, state, n_tokens, is_neutral=True, first=LATER)
     numbers = sorted(actual)
     rotations = [_explain(model, actual[n].queries, plain[n].queries) for n in numbers]
-    moves = any(not _is_same(plain[n].queries, later[n].queries) for n in plain)
-    return Answer(numbers, rotations, [actual[n] for n in numbers], moves, [*calls.values()])
+    is_same = [_is_same(layer.queries, later[n].queries) for n, layer in plain.items()]
+    layers = [actual[number] for number in numbers]
+    return Answer(numbers, rotations, layers, not all(is_same), [*calls.values()])
 
 
 def _caught(
     model: Any, state: PassState, n_tokens: int, *, is_neutral: bool, first: int = 0
 ) -> dict[int, Caught]:
-    """Return the queries and the mask of each layer, by its number, in a window from a position on."""
+    """Return the arguments of each layer's attention, by its number. first: position of the first token."""
     generator = torch.Generator().manual_seed(0)
     vocab_size = model.get_input_embeddings().weight.shape[0]
     tokens_1T = torch.randint(vocab_size, (1, n_tokens), generator=generator).to(model.device)
@@ -145,9 +142,9 @@ def _caught(
 
 
 def _explain(model: nn.Module, actual: Tensor, plain: Tensor) -> Rotation | None:
-    """Return the rotation from `plain` to `actual` queries [1, H, T, K]; None where they are equal.
+    """Return the rotation from `plain` to `actual` queries [1, H, T, K]; None if they are equal.
 
-    It has the frequencies, and the factor of cosines and sines, of one of the model's rotary modules.
+    Candidates have the frequencies and the factor of a rotary module of the model.
     """
     if _is_same(actual, plain):
         return None
@@ -156,21 +153,27 @@ def _explain(model: nn.Module, actual: Tensor, plain: Tensor) -> Rotation | None
     buffers = [buffer for name, buffer in model.named_buffers() if FREQUENCIES in name]
     factors = {1.0}
     for module in model.modules():
-        numbers = {name: value for name, value in vars(module).items() if isinstance(value, int | float)}
-        factors |= {value for name, value in numbers.items() if FACTOR in name}
+        for name, value in vars(module).items():
+            if FACTOR in name and isinstance(value, int | float):
+                factors.add(value)
     for layout, buffer, factor in itertools.product(LAYOUTS, buffers, factors):
-        rotation = Rotation(layout, tuple(buffer.double().tolist()), float(factor), width)
-        if 2 * len(buffer) <= width and _is_same(actual, rotation.turn(plain.double(), ids)):
+        if 2 * len(buffer) > width:
+            continue
+        frequencies = tuple(buffer.double().tolist())
+        rotation = Rotation(layout, frequencies, float(factor), width)
+        if _is_same(actual, rotation.turn(plain.double(), ids)):
             return rotation
     return UNKNOWN
 
 
 def _is_same(one: Tensor, other: Tensor) -> bool:
-    return bool((one.double() - other.double()).abs().max() <= TOLERANCE * one.abs().max())
+    """Return whether two tensors are equal up to rounding."""
+    difference = (one.double() - other.double()).abs().max()
+    return bool(difference <= TOLERANCE * one.abs().max())
 
 
 class Turned(LayerEncoding):
-    """A rotation as a layer has it."""
+    """A layer with a given rotation."""
 
     def __init__(self, rotation: Rotation) -> None:
         super().__init__()
@@ -184,10 +187,10 @@ class Turned(LayerEncoding):
 def describe(
     answer: Answer, parameters: Parameters, train_length: int, *, has_table: bool
 ) -> tuple[dict[str, Any], dict[int, LayerEncoding], bool]:
-    """Return the encoding, as a configuration has it, and what other layers keep, by their number.
+    """Return the encoding's values in a configuration, and the encodings of other layers by their number.
 
-    The last is whether our encoding turns queries and keys, and the model's own rotation is undone.
-    parameters: of rotations in the checkpoint's configuration. has_table: the model has learned vectors of
+    The third value is whether our encoding rotates queries and keys, in place of the model itself.
+    parameters: of rotations in the model's configuration. has_table: the model has learned vectors of
     positions.
     """
     if UNKNOWN in answer.rotations:
@@ -214,25 +217,29 @@ def describe(
 def name_of(
     rotation: Rotation, parameters: Parameters, train_length: int, calls: Sequence[RotaryCall]
 ) -> dict[str, Any] | None:
-    """Return the encoding that a rotation is, as a configuration has it; None where it is none of ours.
+    """Return the values of our encoding with this rotation; None if no encoding of ours has it.
 
-    calls: of the model's rotary modules, which say how it turns in longer texts.
+    calls: of the model's rotary modules, which show the rotation in longer texts.
     """
     lengths = _lengths(parameters, train_length)
     for group in parameters:
         for values in _candidates(rotation, group, train_length):
-            if _is(values, rotation, calls, lengths):
+            if _has_rotation(values, rotation, calls, lengths):
                 return values
     return None
 
 
 def _lengths(parameters: Parameters, train_length: int) -> list[int]:
     """Return lengths of texts at which a scaling that depends on the length may change."""
-    stated = [group.get(name) for group, name in itertools.product(parameters, (ORIGINAL, LONGEST))]
-    ends = {int(length) for length in stated if isinstance(length, int | float) and length > 1}
+    ends: set[int] = set()
+    for group, name in itertools.product(parameters, (ORIGINAL, LONGEST)):
+        length = group.get(name)
+        if isinstance(length, int | float) and length > 1:
+            ends.add(int(length))
     lengths: set[int] = set()
     for end in ends or {train_length}:
-        lengths |= {end + 1, *(times * end for times in LONGER_TIMES)}
+        lengths.add(end + 1)
+        lengths.update(times * end for times in LONGER_TIMES)
     return sorted(lengths)
 
 
@@ -243,12 +250,12 @@ def _is_constant(rotation: Rotation, calls: Sequence[RotaryCall], lengths: Seque
 
 
 def _calls_of(rotation: Rotation, calls: Sequence[RotaryCall]) -> list[RotaryCall]:
-    """Return the calls that may have made a rotation: those that give it in a short text."""
+    """Return the calls that make this rotation in a short text."""
     return [call for call in calls if call.turns_as(rotation.scaled, 2)]
 
 
 def _primary(answer: Answer, length: int) -> Rotation | None:
-    """Return the rotation of the layers that a run's encoding stands for, None where they have none."""
+    """Return the rotation of the layers that get the run's encoding; None if they have none."""
     layers = zip(answer.rotations, answer.layers, strict=True)
     unlimited = [rotation for rotation, layer in layers if sees_all(layer.mask, length)]
     counts = Counter(unlimited or answer.rotations)
@@ -257,11 +264,12 @@ def _primary(answer: Answer, length: int) -> Rotation | None:
 
 
 def neutral(name: str) -> dict[str, Any]:
+    """Return the values of an encoding that does nothing, under a name."""
     return {"name": name, "class": NEUTRAL, "derived": [], "modifiers": {}}
 
 
 def _candidates(rotation: Rotation, group: Mapping[str, Any], train_length: int) -> Iterator[dict[str, Any]]:
-    """Yield encodings that a rotation may be, with numbers from a group of the checkpoint's config."""
+    """Yield the values of encodings that may have a rotation. group: parameters in the configuration."""
     pairs = len(rotation.frequencies)
     width = rotation.d_head
     turning = sum(frequency != 0 for frequency in rotation.frequencies)
@@ -284,7 +292,7 @@ def _candidates(rotation: Rotation, group: Mapping[str, Any], train_length: int)
 def _scalings(
     group: Mapping[str, Any], rotation: Rotation, train_length: int
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield scalings with the numbers in the configuration; those that fit depend on the frequencies."""
+    """Yield the names and options of scalings with the parameters in the configuration."""
     factor = {"factor": float(group["factor"])} if group.get("factor") else {}
     if group.get("long_factor"):
         factors = {f"{end}_factors": [*map(float, group[f"{end}_factor"])] for end in ("long", "short")}
@@ -310,10 +318,10 @@ def _values(name: str, options: Mapping[str, Any], derived: Sequence[str] = ()) 
     return {**about, **options, "derived": ["d_head", *derived], "modifiers": {}}
 
 
-def _is(
+def _has_rotation(
     values: dict[str, Any], rotation: Rotation, calls: Sequence[RotaryCall], lengths: Sequence[int]
 ) -> bool:
-    """Return whether an encoding turns pairs as the layer does, in a short text and in longer ones."""
+    """Return whether an encoding has a layer's rotation, in a short text and in longer texts."""
     try:
         built = EncodingSpec(values).build(1).layer(0)
     except UserError:  # such options do not fit
@@ -337,7 +345,7 @@ def _is(
 
 
 def _scaled(built: LayerEncoding, window: int) -> Scaled:
-    """Return the frequencies and the factor of an encoding of `_candidates` in a window of so many tokens."""
+    """Return the frequencies and the factor of an encoding of `_candidates` in a window of tokens."""
     scaled = rotation_at(built, window)
     assert scaled is not None
     return scaled

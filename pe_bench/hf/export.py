@@ -1,9 +1,8 @@
-"""A model of ours as one of transformers': Llama, Mistral with a window, SmolLM3 where layers differ.
+"""Export of our decoder as a model of transformers.
 
-SmolLM3 is also the one without positions, and Qwen3 the one with normed queries and keys.
-
-The four have our decoder's matrices under one set of names. Our decoder multiplies embeddings by sqrt(D), so
-they go out multiplied, and apart from the head.
+The architecture is Llama; Mistral for a window; SmolLM3 for layers that differ and for no positions; Qwen3
+for normed queries and keys. All four have our decoder's matrices under one set of names. Our decoder
+multiplies embeddings by sqrt(D), so exported embeddings are multiplied, and not tied to the output matrix.
 """
 
 import itertools
@@ -69,9 +68,9 @@ NAMES = {
 
 
 def exported_settings(config: Config, model: Decoder, end_of_text: int) -> tuple[dict[str, Any], bool]:
-    """Return the configuration of transformers' model, and whether ours interleaves pairs of features.
+    """Return the configuration of transformers' model, and whether our rotation interleaves pairs.
 
-    Raise `UserError` for an encoding that none of them has.
+    Raises `UserError` for an encoding that no exported architecture has.
     """
     spec = EncodingSpec(config.encoding)
     size = config.model
@@ -113,7 +112,7 @@ def exported_settings(config: Config, model: Decoder, end_of_text: int) -> tuple
 
 
 def _window_of(parts: Sequence[Any]) -> int:
-    """Return the attention window of a layer with these parts; 0 where it sees all tokens."""
+    """Return the attention window of a layer with these parts; 0 for a layer that sees all tokens."""
     return next((part.window for part in parts if isinstance(part, SlidingWindow)), 0)
 
 
@@ -130,14 +129,17 @@ def _share_one_rotation(rotating: Sequence[Any]) -> bool:
 
 
 def _longest(rotation: Mapping[str, Any], train_length: int) -> int:
-    """Return the length that a scaling reaches; a dynamic one begins at the training length."""
+    """Return the length for max_position_embeddings; a dynamic scaling begins at the training length."""
     if "original_max_position_embeddings" not in rotation:
         return train_length
     return round(train_length * rotation["factor"])
 
 
 def _family(rotates: Sequence[bool], windows: Sequence[int], *, qk_norm: bool) -> dict[str, Any]:
-    """Return the model of transformers with such layers, and what only it is told."""
+    """Return the type of the model with such layers, and the settings that only this type has.
+
+    rotates, windows: of each layer.
+    """
     window = max(windows) or None
     windowed = {"use_sliding_window": window is not None, WINDOW: window}
     if qk_norm:
@@ -175,7 +177,8 @@ def _parameters(part: LayerEncoding, options: Mapping[str, Any]) -> dict[str, An
         case RopeDynamicNTK():
             return {"rope_type": "dynamic", "factor": factor}
         case RopeNTK():
-            base = options["base"] * factor ** (width / (width - 2))
+            exponent = width / (width - 2)
+            base = options["base"] * factor**exponent
             return {"rope_type": "default", "rope_theta": base}
         case YaRN():
             message = "transformers has no yarn with ramp=turns: train with ramp=index or ramp=exact"
@@ -197,9 +200,9 @@ def _parameters(part: LayerEncoding, options: Mapping[str, Any]) -> dict[str, An
 def write_model(
     folder: Path, config: Config, model: Decoder, settings: Mapping[str, Any], *, is_interleaved: bool
 ) -> float:
-    """Write config.json and the weights, and return how far logits then are from ours, over the largest.
+    """Write config.json and the weights; return the difference of logits from ours, over the largest logit.
 
-    Raise `RunError` where they are not equal.
+    Raises `RunError` if the logits are not equal.
     """
     names = {**NAMES, **NORMS} if config.model.qk_norm else NAMES
     weights = _weights(model, names, config.model.d_head if is_interleaved else None)
@@ -220,7 +223,10 @@ def write_model(
 
 
 def _weights(model: Decoder, names: Mapping[str, str], interleaved_width: int | None) -> dict[str, Tensor]:
-    """Return the weights by transformers' names; of interleaved pairs the second features come last."""
+    """Return the weights by transformers' names.
+
+    interleaved_width: of a head with interleaved pairs, whose second features are put last; else None.
+    """
     weights = {
         "model.embed_tokens.weight": model.embedding.weight * math.sqrt(model.embedding.embedding_dim),
         "model.norm.weight": model.norm.weight,
@@ -245,7 +251,7 @@ def _difference(model: Decoder, loaded: Any, length: int) -> float:
 
 
 def rescaled_config(source: Source, opened: Opened, spec: EncodingSpec, train_length: int) -> dict[str, Any]:
-    """Return config.json of a checkpoint with another rotation in it. Raise `UserError` where it has none."""
+    """Return a model's config.json with another rotation. Raise `UserError` if it cannot have this one."""
     layers = [spec.build(opened.size.n_layers).layer(number) for number in range(opened.size.n_layers)]
     part = layers[0]
     is_known = type(part) in ROTATIONS and not spec.modifiers
@@ -264,13 +270,13 @@ def rescaled_config(source: Source, opened: Opened, spec: EncodingSpec, train_le
 
 
 def write_weights(folder: Path, source: Source, causal: Any, values: Mapping[str, Any]) -> None:
-    """Write the float32 weights of a model, a configuration for them, and the tokenizer of its checkpoint.
+    """Write a model's float32 weights with a configuration, and copy its tokenizer.
 
-    values: of config.json; what they say of the type of the weights is replaced.
+    values: of config.json; the type of the weights is replaced.
     """
     with quiet():
         causal.save_pretrained(folder)
-    # What transformers writes beside the weights says how it was loaded here.
+    # The generation settings that transformers writes are those of loading it here.
     (folder / GENERATION).unlink(missing_ok=True)
     for path in (source.folder / name for name in (TOKENIZER, TOKENIZER_CONFIG, GENERATION)):
         if path.is_file():
@@ -285,7 +291,7 @@ def write_weights(folder: Path, source: Source, causal: Any, values: Mapping[str
 def require_rescaled(written: Source, opened: Opened, spec: EncodingSpec, train_length: int) -> float:
     """Return the largest difference of a written model's logits from ours, over the largest logit.
 
-    Raise `RunError` where they are not equal, or where its rotation is another one in longer texts.
+    Raises `RunError` if the logits are not equal, or if its rotation differs in longer texts.
     """
     model = opened.model.with_encoding(spec.build(opened.size.n_layers)).eval()
     count = min(COMPARED_TIMES * train_length, MAX_WINDOW)

@@ -1,7 +1,7 @@
-"""A GGUF file as a checkpoint: transformers makes a configuration and a tokenizer of what the file says.
+"""A GGUF file as a Hugging Face model: transformers makes a configuration and a tokenizer from its header.
 
 Both are kept in the cache, by the file's hash. The weights stay in the file, and are dequantised to float32
-each time that they are loaded.
+whenever they are loaded.
 """
 
 import tempfile
@@ -16,7 +16,7 @@ from pe_bench.system.files import cache_root, cached_digest, cached_folder, key_
 
 SUFFIX = ".gguf"
 LAYOUT = 1  # of the folder in the cache
-EXACT = ("F32",)  # types of tensors that no weight was rounded to
+EXACT = ("F32",)  # types of tensors without rounding
 # Beginnings of names of tensors with a factor for each frequency, as in Llama 3.1 and Phi 3.
 FREQUENCY_FACTORS = ("rope_freqs", "rope_factors")
 ORIGINAL = "give the folder that the file was made from"
@@ -24,20 +24,17 @@ ORIGINAL = "give the folder that the file was made from"
 
 @dataclass(frozen=True)
 class Weights:
-    """The weights in a GGUF file.
-
-    rounding: the types that they were rounded to, the most frequent first. count: how many they are.
-    """
+    """The weights in a GGUF file."""
 
     file: Path
-    rounding: str
-    count: int
+    rounding: str  # the types to which weights were rounded, the most frequent first
+    count: int  # of weights
 
 
 def find_gguf(path: Path) -> Path | None:
-    """Return the GGUF file at a path, or the only one in a folder without config.json; None where none is.
+    """Return the GGUF file at a path, or in a folder without config.json; None without such a file.
 
-    Raise `UserError` for a folder with several.
+    Raises `UserError` for a folder with several GGUF files.
     """
     if path.is_file() and path.suffix == SUFFIX:
         return path.resolve()
@@ -53,7 +50,7 @@ def find_gguf(path: Path) -> Path | None:
 def described(file: Path) -> tuple[Path, Weights]:
     """Return the folder with the configuration and the tokenizer of a file, and the facts of its weights.
 
-    Raise `UserError` for what transformers cannot read, or would read as another model.
+    Raises `UserError` for a file that transformers cannot read, or would read as another model.
     """
     root = cache_root(None) / "gguf"
     with quiet() as transformers:
@@ -104,7 +101,7 @@ def _read(file: Path) -> Any:
 
 
 def _text(reader: Any, key: str) -> str:
-    """Return a text of a file's header; empty where it has no such key."""
+    """Return the text of a key in a file's header; empty without the key."""
     field = reader.get_field(key)
     return "" if field is None else str(field.contents())
 
@@ -119,7 +116,7 @@ def dequantising(transformers: Any, file: Path) -> dict[str, Any]:
 
 
 def forget_rounding(model: Any) -> None:
-    """Let a model be written like any other: transformers refuses to write one that was in a GGUF file."""
+    """Remove the mark of a GGUF file from a model, because transformers refuses to write a marked model."""
     quantizer = getattr(model, "hf_quantizer", None)
     if quantizer is not None:
         quantizer.remove_quantization_config(model)

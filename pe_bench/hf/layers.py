@@ -1,4 +1,4 @@
-"""What was found of a checkpoint's layers, as `pe-bench show hf:FOLDER` prints it."""
+"""The table of a Hugging Face model's layers, as `pe-bench show hf:FOLDER` prints it."""
 
 import math
 from collections.abc import Sequence
@@ -21,12 +21,12 @@ COLUMNS = [
     for name in ("layers", "rotation", "base", "turned", "sees", "sinks", "soft cap", "logits")
 ]
 NO_ATTENTION = ("no attention", *[""] * (len(COLUMNS) - 2))
-LONGEST = 2**20  # tokens, up to which a window is looked for
-ASSUMED_LENGTH = 2_048  # where the configuration states none; only a scaling's name depends on it
+LONGEST = 2**20  # tokens of the longest window that is found
+ASSUMED_LENGTH = 2_048  # if the configuration states no length; only a scaling's name depends on it
 
 
 def layers_of(text: str) -> Grid:
-    """Return a row for each group of layers that do the same. Raise `UserError` for what is no checkpoint."""
+    """Return a row for each group of equal layers. text: hf:FOLDER or the like. Raises `UserError`."""
     source = read_source(text)
     config = load_config(source)
     length, length_from = train_length_of(config) or (ASSUMED_LENGTH, "nothing: assumed")
@@ -39,9 +39,9 @@ def layers_of(text: str) -> Grid:
         known = _rotation(rotation, rotations_of(config), length, answer.calls)
         facts = (*known, *_facts(layer))
         numbers.setdefault(facts, []).append(number)
-    others = [number for number in range(opened.size.n_layers) if number not in answer.numbers]
+    others = {*range(opened.size.n_layers)} - {*answer.numbers}
     if others:
-        numbers[NO_ATTENTION] = others
+        numbers[NO_ATTENTION] = sorted(others)
     notes = ["turned: the features of a head that the rotation turns; found with random tokens"]
     if opened.model.max_positions is not None:
         notes.insert(0, f"it has a table of {opened.model.max_positions:,} positions")
@@ -49,7 +49,9 @@ def layers_of(text: str) -> Grid:
         notes.append(f"its config.json names the scaling {opened.unused_scaling}, and no layer turns so")
     title = f"{source.name}: {opened.architecture}, {opened.size.n_layers} layers"
     trained = f"training length {length:,}, by {length_from}"
-    rows = [[Cell(_spans(alike)), *map(Cell, facts)] for facts, alike in numbers.items()]
+    rows: list[list[Cell]] = []
+    for facts, alike in numbers.items():
+        rows.append([Cell(_spans(alike)), *map(Cell, facts)])
     return Grid(COLUMNS, rows, (title, trained), notes=notes).without_empty()
 
 
@@ -73,13 +75,17 @@ def _facts(layer: Caught) -> tuple[str, ...]:
 def _rotation(
     rotation: Rotation | None, parameters: Sequence[Any], length: int, calls: Sequence[RotaryCall]
 ) -> tuple[str, str, str]:
-    """Return the name of a rotation with its options, its base, and how many features of a head it turns."""
+    """Return three texts: the name and options of a rotation, its base, the number of features it turns."""
     if rotation is None:
         return "none", "", ""
-    if rotation == UNKNOWN or (values := name_of(rotation, parameters, length, calls)) is None:
+    values = None
+    if rotation != UNKNOWN:
+        values = name_of(rotation, parameters, length, calls)
+    if values is None:
         return "unknown", "", ""
-    turned = 2 * sum(frequency != 0 for frequency in rotation.frequencies)
-    return EncodingSpec(values).label, f"{values['base']:,.0f}", f"{turned} of {rotation.d_head}"
+    pairs = sum(frequency != 0 for frequency in rotation.frequencies)
+    label = EncodingSpec(values).label
+    return label, f"{values['base']:,.0f}", f"{2 * pairs} of {rotation.d_head}"
 
 
 def _sees(mask: PassMask | None) -> str:

@@ -1,4 +1,4 @@
-"""transformers, which prints nothing and runs no code of a checkpoint."""
+"""The import of transformers, without its messages and without code of a model's folder."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +12,7 @@ SAFE = {"trust_remote_code": False, "local_files_only": True}
 
 @contextmanager
 def quiet() -> Iterator[Any]:
-    """Yield transformers, which prints nothing inside. Raise `UserError` where it is not installed."""
+    """Yield transformers, which prints nothing within the context. Raise `UserError` without transformers."""
     try:
         import transformers
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""A Hugging Face checkpoint as a run: its configuration, and its model with what it is scored on."""
+"""A Hugging Face model as a run: its configuration, and the model with its data and plans."""
 
 import hashlib
 import json
@@ -41,11 +41,11 @@ from pe_bench.system.machine import explain_out_of_memory, resolve_device, set_t
 from pe_bench.system.terminal import say
 from pe_bench.values import without_none
 
-# Keys that say what to score, on which text and where; all others describe a training.
+# Keys of the scores, the text and the machine; all others describe a training.
 SCORING_KEYS = ("data", "eval", "report", "device", "threads", "cache_dir")
 TRAIN_LENGTH = "train.length"
 LESS_MEMORY = "--precision bfloat16, shorter --lengths, or a smaller checkpoint"
-# Of the targets of a checkpoint, where the command does not say their number.
+# Of a Hugging Face model's targets, unless the command gives their number.
 SCORED_TARGETS = 16_384
 MOST_BLOCKS = 128
 LARGEST_BLOCK = 4_096
@@ -63,11 +63,10 @@ def checkpoint_config(
     reference: int | None = None,
     data_path: str | None = None,
 ) -> Config:
-    """Return the configuration of a checkpoint, whose model is not loaded. Raise `UserError`.
+    """Return the configuration of a Hugging Face model, without loading the model. Raises `UserError`.
 
-    prompts: the kind of prompts that it is scored on, in the place of text. reference: the length that
-    changes are measured from, where it is not the training length. data_path: where the text lies; None
-    where the overrides say it.
+    prompts: the kind of prompts to score in place of text. reference: the length from which changes are
+    measured; None for the training length. data_path: of the text; None if the overrides give it.
     """
     _check_keys(overrides, has_text=prompts is None)
     keys = list(typed_values(overrides))
@@ -84,9 +83,9 @@ def checkpoint_config(
     if TRAIN_LENGTH not in keys:
         train_length, length_from = _train_length(source)
     train |= {"length": reference or train_length, "steps": 0, "batch_tokens": reference or train_length}
-    is_one = data["source"] == "files" and data["validation_path"] is None
-    if is_one and "data.validation_fraction" not in keys:
-        data["validation_fraction"] = 1.0  # nothing is trained on, so all of it is scored
+    has_one_text = data["source"] == "files" and data["validation_path"] is None
+    if has_one_text and "data.validation_fraction" not in keys:
+        data["validation_fraction"] = 1.0  # no training: all of the text is scored
     if prompts is not None:
         values |= {"data": {"name": prompts, "source": "task"}, "task": {"name": prompts}}
         values["eval"]["protocol"] = TASK
@@ -121,9 +120,9 @@ def checkpoint_config(
 
 
 def _with_quarter(config: Config, reference: int) -> Config:
-    """Return a configuration that also scores a quarter of the reference.
+    """Return a configuration that also scores a quarter of the reference length.
 
-    A gain beyond the reference is judged only where the model gains from the quarter to the reference.
+    A gain beyond the reference is judged only if the model gains from the quarter to the reference.
     """
     lengths = config.eval.lengths
     quarter = quarter_of(reference)
@@ -134,16 +133,16 @@ def _with_quarter(config: Config, reference: int) -> Config:
 
 
 def _target_blocks(section: Mapping[str, Any], train_length: int, given: Sequence[str]) -> dict[str, Any]:
-    """Return the size and the number of target blocks; what the command gives stays.
+    """Return the size and the number of target blocks, unless the command gives them.
 
     A window scores at most an eighth of its length, so larger blocks would not be cheaper at the training
-    length, and smaller ones would feed more tokens for each target. Blocks are never smaller than a run's.
+    length, and smaller blocks would feed more tokens for each target. Blocks are never smaller than a run's.
 
-    section: eval of the configuration. given: the keys that the command gives.
+    section: eval of the configuration. given: the keys in the command.
     """
     size, count = section["target_tokens"], section["targets"]
     if not isinstance(size, int | None) or not isinstance(train_length, int):
-        return {}  # which is refused with the whole configuration
+        return {}  # the check of the whole configuration refuses these values
     if size is None:
         eighth = largest_power_of_two(min(LARGEST_BLOCK, max(1, train_length // PART)))
         size = max(eighth, EvalConfig().resolved_target_tokens(train_length))
@@ -155,10 +154,10 @@ def _target_blocks(section: Mapping[str, Any], train_length: int, given: Sequenc
 def with_one_length(
     texts: Sequence[str], overrides: Sequence[str], reference: int | None = None
 ) -> tuple[list[str], int | None]:
-    """Return overrides and the reference by which several checkpoints are scored on the same targets.
+    """Return overrides and the reference length for scoring several models on the same targets.
 
-    Where their training lengths differ, and none is given, changes are measured from the shortest.
-    Raise `UserError` for what is no checkpoint.
+    If the training lengths of the models differ, and no reference is given, it is the shortest of them.
+    Raises `UserError` for a name of no Hugging Face model.
     """
     keys = typed_values(overrides)
     overrides = [*overrides]
@@ -179,7 +178,7 @@ def with_one_length(
 
 @explain_out_of_memory(LESS_MEMORY)
 def load_checkpoint(config: Config, planner: Planner) -> tuple[Job, list[Plan]]:
-    """Load the model and the data, and plan the scores. Raise `UserError` where it is another model now."""
+    """Load the model and the data, and plan the scores. Raises `UserError` if the model's files changed."""
     about = config.checkpoint
     assert about is not None
     source = read_source(f"{about.source}@{about.revision}" if about.revision else about.source)
@@ -236,14 +235,14 @@ def load_checkpoint(config: Config, planner: Planner) -> tuple[Job, list[Plan]]:
 
 
 def _one_or_several(tokens: Sequence[int]) -> int | list[int] | None:
-    """Return the tokens that a text begins with as a configuration has them: a single token as a number."""
+    """Return the first tokens of a text as a configuration has them: a single token as a number."""
     if len(tokens) > 1:
         return [*tokens]
     return tokens[0] if tokens else None
 
 
 def _check_keys(overrides: Sequence[str], *, has_text: bool) -> None:
-    """Raise `UserError` for a key that says something else than what to score, on which text and where."""
+    """Raise `UserError` for a key that is not of the scores, the text or the machine."""
     usable = SCORING_KEYS
     brings = "its own model, encoding and tokenizer"
     if not has_text:
@@ -255,7 +254,7 @@ def _check_keys(overrides: Sequence[str], *, has_text: bool) -> None:
 
 
 def _train_length(source: Source) -> tuple[int, str]:
-    """Return the length that the checkpoint was trained at, and who says so."""
+    """Return the training length, and the key of the configuration that states it. Raises `UserError`."""
     stated = train_length_of(load_config(source))
     if stated is None:
         what = f"the configuration of {source.name} does not say at what length it was trained"

@@ -1,4 +1,4 @@
-"""A checkpoint with what scoring needs of a model.
+"""A Hugging Face model with the methods by which models are scored.
 
 Letters: B batch, T tokens, N scored tokens, D model width, V vocabulary.
 """
@@ -22,34 +22,28 @@ from pe_bench.model.layers import LOGIT_ELEMENTS
 from pe_bench.system.machine import is_out_of_memory
 
 FEEDFORWARD_TOKENS = 4_096
-# By which an ending fed alone may differ, over the largest feature, from one fed with its prefix.
+# Allowed difference of an ending after a kept prefix from one of a whole text, over the largest feature.
 MAX_SHARED, MAX_SHARED_COARSE = 1e-4, 2e-2  # in float32, and in bfloat16
-MOST_OFFSET = 8  # rows of a table of positions before the first one: OPT has 2
-FEW_TOKENS = 8  # by which it is tried whether layers can be computed apart
+MOST_OFFSET = 8  # rows of a table of positions before that of position 0: OPT has 2
+FEW_TOKENS = 8  # of a text that shows whether layers can be computed apart
 FEEDFORWARD_NAMES = ("mlp", "feed_forward", "ffn")
 
 
 class CheckpointModel(LanguageModel):
-    """A model of transformers whose layers use our attention, or their own.
+    """A model of transformers whose layers use our attention, or their own."""
 
-    state: what our attention reads; None for a model with its own. fixed: the encodings of layers
-    that keep them whatever `encoding` is, by their number. masks: of each layer, in some pass. is_neutral:
-    the model's own rotation is undone. begin: the first tokens of each window. max_positions: the
-    size of a table of positions, if it has one. without_attention: how many layers have none. shares_prefix:
-    endings may be fed without their prefix. computes_in_parts: as `has_parts`; None until it was tried.
-    """
-
-    state: PassState | None = None
-    masks: Sequence[PassMask | None] = ()
-    is_neutral: bool = True
-    max_positions: int | None = None
-    without_attention: int = 0
-    shares_prefix: bool = True
-    computes_in_parts: bool | None = None
+    state: PassState | None = None  # read by our attention; None for a model with its own attention
+    masks: Sequence[PassMask | None] = ()  # of each layer with attention
+    is_neutral: bool = True  # the model's own rotation is undone
+    max_positions: int | None = None  # rows of its table of positions; None without a table
+    without_attention: int = 0  # number of layers
+    shares_prefix: bool = True  # endings may be fed after a kept prefix
+    computes_in_parts: bool | None = None  # the value of `has_parts`; None before the first use
 
     def __init__(
         self, model: Any, encoding: Composition, n_layers: int, train_length: int, begin: Sequence[int] = ()
     ) -> None:
+        """begin: the tokens at the start of each window, which the tokenizer puts before a text."""
         super().__init__()
         self.causal = model
         self.encoding = encoding
@@ -58,7 +52,7 @@ class CheckpointModel(LanguageModel):
         self.begin = tuple(begin)
         self.takes_positions = "position_ids" in inspect.signature(self.trunk.forward).parameters
         self.vocab_size = model.get_input_embeddings().weight.shape[0]
-        self.fixed: dict[int, LayerEncoding] = {}
+        self.fixed: dict[int, LayerEncoding] = {}  # by number, the layers that do not follow `encoding`
         self.eval()  # it is never trained here
 
     def with_encoding(self, encoding: Composition) -> Self:
@@ -67,7 +61,8 @@ class CheckpointModel(LanguageModel):
         for hook in ("ids", "embed"):
             if any(part.overrides(hook) for part in parts):
                 hooks.append(hook)
-        if any(encoding.layer(number).overrides("prepare") for number in range(self.n_layers)):
+        layers = map(encoding.layer, range(self.n_layers))
+        if any(layer.overrides("prepare") for layer in layers):
             hooks.append("prepare")
         require(not hooks, f"needs {', '.join(hooks)}, which checkpoints do not use: leave it out")
         return super().with_encoding(encoding)
@@ -99,11 +94,11 @@ class CheckpointModel(LanguageModel):
     def hidden(self, tokens_BT: Tensor, ids: Tensor, window: int | None = None, first: int = 0) -> Tensor:
         """Return the normed output of the last layer for the tokens from `first` on, [B, T - first, D].
 
-        The first tokens of each window are replaced by those that the checkpoint's tokenizer puts there.
+        The first tokens of each window are replaced by the tokens that the tokenizer puts before a text.
         """
         tokens_BT = self.begun(tokens_BT)
-        if self.max_positions is not None and int(ids.max()) >= self.max_positions:
-            raise LengthError(f"position {int(ids.max())} is past the model's table of {self.max_positions}")
+        if self.max_positions is not None:
+            self._require_in_table(int(ids.max()), self.max_positions)
         arguments: dict[str, Any] = {"input_ids": tokens_BT, "use_cache": False}
         if self.takes_positions:
             ids_BT = ids if ids.dim() == 2 else ids[None]
@@ -126,19 +121,24 @@ class CheckpointModel(LanguageModel):
             if self.state is not None:
                 self.state.is_neutral = False
 
+    def _require_in_table(self, last: int, size: int) -> None:
+        if last >= size:
+            raise LengthError(f"position {last} is past the model's table of {size}")
+
     @property
     def has_parts(self) -> bool:
-        """Return whether the layers can be computed one after the other, which is tried once.
+        """Return whether each layer reads only the output of the layer before, found by a trial.
 
-        A layer may read more than the output of the layer before, such as keys of an earlier layer.
+        In some models, a layer also reads keys of an earlier layer.
         """
         if self.computes_in_parts is None:
             self.computes_in_parts = self._try_parts()
         return self.computes_in_parts
 
     def _try_parts(self) -> bool:
-        """Return whether a few tokens have the same output if the upper half of the layers is fed apart."""
-        if self.n_layers < 2 or len(self._blocks) != self.n_layers or self.state is None:
+        """Return whether a few tokens have the same output if the two halves of the layers run apart."""
+        has_all_blocks = len(self._blocks) == self.n_layers
+        if self.n_layers < 2 or self.state is None or not has_all_blocks:
             return False
         tokens = torch.arange(FEW_TOKENS, device=self.device)[None] % self.vocab_size
         ids = torch.arange(FEW_TOKENS, device=self.device)
@@ -157,13 +157,15 @@ class CheckpointModel(LanguageModel):
 
     @property
     def _blocks(self) -> Sequence[nn.Module]:
-        """Return the model's layers in order; none where they cannot be found."""
-        lists = [each for each in self.trunk.children() if isinstance(each, nn.ModuleList)]
-        return next((list(blocks) for blocks in lists if len(blocks) == self.n_layers), [])
+        """Return the model's layers in order; empty if they are not found."""
+        for child in self.trunk.children():
+            if isinstance(child, nn.ModuleList) and len(child) == self.n_layers:
+                return list(child)
+        return []
 
     @contextmanager
     def _of_part(self) -> Iterator[None]:
-        """Compute only the layers of `numbers` inside, if this is a part of a model."""
+        """Within the context, skip the layers outside `numbers`, if this is a part of a model."""
         if self.inputs is None and self.outputs is None:
             yield
             return
@@ -194,12 +196,13 @@ class CheckpointModel(LanguageModel):
             self.outputs.append(output)
 
     def ends(self, tokens_BCT: Tensor, ids: Tensor, first: int) -> Tensor:
-        """Do as `LanguageModel.ends`; the first tokens are fed once, where this gives the same.
+        """Compute `LanguageModel.ends` with the first tokens fed once, if the outputs are the same.
 
-        Other layers than those of attention may read the tokens before too, so the first ending is compared.
+        Layers without attention may read earlier tokens too, so the first ending is computed both ways.
         """
         state = self.state
-        if state is None or ids.dim() == 2 or not self.shares_prefix or first <= len(self.begin):
+        has_one_text = ids.dim() == 1 and first > len(self.begin)
+        if state is None or not self.shares_prefix or not has_one_text:
             return super().ends(tokens_BCT, ids, first)
         ends = []
         for tokens_CT in tokens_BCT:
@@ -207,14 +210,18 @@ class CheckpointModel(LanguageModel):
             state.kept = kept
             whole = self.hidden(tokens_CT[:1], ids, None, first)
             state.kept = None
-            state.before = {number: (k[:, :, :first], v[:, :, :first]) for number, (k, v) in kept.items()}
+            prefix: dict[int, tuple[Tensor, Tensor]] = {}
+            for number, (key, value) in kept.items():
+                prefix[number] = key[:, :, :first], value[:, :, :first]
+            state.before = prefix
             try:
                 end = self._after(tokens_CT[:, first:], ids, first)
             finally:
                 state.before = {}
             allowed = MAX_SHARED if whole.dtype == torch.float32 else MAX_SHARED_COARSE
-            difference = float((end[:1].float() - whole.float()).abs().max())
-            if not difference <= allowed * float(whole.abs().max()):
+            difference = (end[:1].float() - whole.float()).abs().max()
+            largest = float(whole.abs().max())
+            if not float(difference) <= allowed * largest:
                 self.shares_prefix = False
                 return super().ends(tokens_BCT, ids, first)
             ends.append(torch.cat([whole, end[1:]]))
@@ -233,16 +240,18 @@ class CheckpointModel(LanguageModel):
             self.state.is_neutral = False
 
     def begun(self, tokens_BT: Tensor) -> Tensor:
-        """Return windows that begin with the tokens which the checkpoint's tokenizer puts before a text."""
+        """Replace the first tokens of windows by the tokens that the tokenizer puts before a text."""
         if not self.begin:
             return tokens_BT
         begin = tokens_BT.new_tensor(self.begin)[: tokens_BT.shape[1]]
-        return torch.cat([begin.expand(len(tokens_BT), -1), tokens_BT[:, len(begin) :]], 1)
+        begun = tokens_BT.clone()
+        begun[:, : len(begin)] = begin
+        return begun
 
     def find_table(self, length: int) -> None:
-        """Find whether a table of positions ends at a length.
+        """Set `max_positions` if the model has a table of positions that ends at a length.
 
-        Some models make a longer table for a longer text, whatever the positions of a short one.
+        Some models make a longer table for a longer text, whatever the positions of a short text.
         """
         for first in (length - 1, 0):
             ids = torch.arange(first, length + 1)
@@ -255,15 +264,13 @@ class CheckpointModel(LanguageModel):
 
     @property
     def has_learned_table(self) -> bool:
-        """Return whether its table of positions is one of weights: GPT-J's has sines, by which it rotates."""
+        """Return whether its table of positions has weights; that of GPT-J has sines, for a rotation."""
         if self.max_positions is None:
             return False
         tokens = self.causal.get_input_embeddings()
-        tables = [
-            part for part in self.trunk.modules() if isinstance(part, nn.Embedding) and part is not tokens
-        ]
         sizes = range(self.max_positions, self.max_positions + MOST_OFFSET + 1)
-        return any(table.num_embeddings in sizes for table in tables)
+        tables = [part for part in self.trunk.modules() if isinstance(part, nn.Embedding)]
+        return any(table.num_embeddings in sizes for table in tables if table is not tokens)
 
     def nll(self, hidden_ND: Tensor, targets_N: Tensor) -> Tensor:
         rows = max(1, LOGIT_ELEMENTS // self.vocab_size)
@@ -277,7 +284,7 @@ class CheckpointModel(LanguageModel):
         return self.logits(hidden_ND[None])[0].argmax(-1)
 
     def logits(self, hidden_BTD: Tensor) -> Tensor:
-        """Return [B, T, V], by all that the model does to the output of its last layer."""
+        """Return the model's logits [B, T, V] from the output of its last layer."""
         trunk = self.trunk
         trunk.forward = lambda *_, **__: _Hidden((hidden_BTD,))
         try:
@@ -287,17 +294,20 @@ class CheckpointModel(LanguageModel):
             del trunk.forward
 
     def control_refusal(self, control: str, length: int) -> str:
-        if control == "window" and self.state is None:
-            return "the model keeps its own attention, which cannot be limited to a window"
-        if control == "window" and self.masks and not any(sees_all(mask, length) for mask in self.masks):
-            return "the model is windowed itself"
-        if control == "window" and self.without_attention:
-            without = f"{self.without_attention} of its {self.n_layers} layers have no attention"
-            return f"{without}, and a window does not limit what they read"
-        if control == "window" and any(isinstance(part, nn.Conv1d) for part in self.causal.modules()):
-            return "the model reads tokens beside its attention too, which a window does not limit"
         if control == "offset" and not self.takes_positions:
             return "the model takes no position ids"
+        return self._window_refusal(length) if control == "window" else ""
+
+    def _window_refusal(self, length: int) -> str:
+        if self.state is None:
+            return "the model keeps its own attention, which cannot be limited to a window"
+        if self.masks and not any(sees_all(mask, length) for mask in self.masks):
+            return "the model is windowed itself"
+        if self.without_attention:
+            without = f"{self.without_attention} of its {self.n_layers} layers have no attention"
+            return f"{without}, and a window does not limit what they read"
+        if any(isinstance(part, nn.Conv1d) for part in self.causal.modules()):
+            return "the model reads tokens beside its attention too, which a window does not limit"
         return ""
 
     @property
@@ -313,29 +323,35 @@ def trunk_of(causal: Any) -> Any:
 
 
 def sees_all(mask: PassMask | None, length: int) -> bool:
-    return mask is None or mask.is_causal or mask.count(length) == length
+    """Return whether the last of `length` tokens sees all of them."""
+    if mask is None or mask.is_causal:
+        return True
+    return mask.count(length) == length
 
 
 class _Hidden(tuple[Tensor]):
-    """The output of a model's last layer in the place of all that the layers return."""
+    """The return value of a model's trunk, made from the output of its last layer."""
 
     def __getattr__(self, name: str) -> Tensor | None:
         return self[0] if name == "last_hidden_state" else None
 
 
 def split_feedforward(model: nn.Module, tokens: int = FEEDFORWARD_TOKENS) -> None:
-    """Let feedforward layers take so many tokens at a time: each token has its own output.
+    """Compute feedforward layers in parts of `tokens` tokens: each token has its own output.
 
-    A layer of matrices and functions alone is split, and none that chooses among others.
+    Only layers of matrices and functions are split, and no mixture of experts.
     """
     for name, module in model.named_modules():
         children = [*module.children()]
-        is_dense = bool(children) and not any([*child.children()] for child in children)
+        has_grandchildren = any([*child.children()] for child in children)
+        is_dense = bool(children) and not has_grandchildren
         if name.rpartition(".")[2] in FEEDFORWARD_NAMES and is_dense:
             module.forward = partial(_in_parts, module.forward, tokens)
 
 
 def _in_parts(forward: Callable[..., Any], tokens: int, x_BTD: Tensor, *more: Any, **named: Any) -> Any:
-    if more or named or x_BTD.dim() != 3 or x_BTD.shape[1] <= tokens:
+    is_long = x_BTD.dim() == 3 and x_BTD.shape[1] > tokens
+    if more or named or not is_long:
         return forward(x_BTD, *more, **named)
-    return torch.cat([forward(part) for part in x_BTD.split(tokens, 1)], 1)
+    outputs = [forward(part) for part in x_BTD.split(tokens, 1)]
+    return torch.cat(outputs, 1)

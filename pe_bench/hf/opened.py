@@ -1,4 +1,4 @@
-"""A checkpoint ready to be scored: its sizes, its training length, and its model.
+"""A Hugging Face model ready to be scored: the model, its sizes, and its training length.
 
 Before scoring, random tokens pass through the model with transformers' attention and with ours. The logits of
 a sample of tokens may differ by a small share of the largest logit. All this is in float32: then the weights
@@ -28,7 +28,7 @@ from pe_bench.system.machine import is_out_of_memory
 
 PLAIN = "--plain scores it as it is, without the window control and --with"
 LENGTHS = ("original_max_position_embeddings", "max_position_embeddings", "max_seq_len", "seq_length")
-# What transformers calls scalings, and their names here.
+# Names of scalings in transformers, and here.
 SCALINGS = {
     "linear": "rope_pi",
     "dynamic": "rope_dynamic_ntk",
@@ -72,27 +72,25 @@ def require_equality(model: CheckpointModel, heads: int) -> float:
 
 
 def _tokens(model: CheckpointModel, heads: int) -> int:
-    """Return the number of tokens to compare: two windows, where a window is not too large for that."""
+    """Return the number of tokens to compare: two windows of the model's mask, unless that is too many."""
     seen = [mask.count(MAX_WINDOW) for mask in model.masks if mask is not None]
     window = max((count for count in seen if count < MAX_WINDOW), default=0)
-    count = max(MIN_TOKENS, min(2 * window, int((MAX_SCORES / heads) ** 0.5)))
+    most = int((MAX_SCORES / heads) ** 0.5)
+    count = max(MIN_TOKENS, min(2 * window, most))
     return min(count, model.max_positions or count)
 
 
 @dataclass(frozen=True)
 class Opened:
-    """A model to score, with the encoding that it was found to have, and how equal its logits are.
-
-    answer: what its layers do; None for a model that attends as it is.
-    """
+    """A model to score, with its encoding, as found by trials."""
 
     model: CheckpointModel
-    encoding: dict[str, Any]
+    encoding: dict[str, Any]  # values of a configuration
     size: ModelConfig
-    difference: float | None = None  # of logits, over the largest; None for a model that attends as it is
-    answer: Answer | None = None
-    nats: float | None = None  # by which the loss of a window differs from transformers' own, in bfloat16
-    unused_scaling: str = ""  # that the configuration names, and by which no layer turns
+    difference: float | None = None  # of logits from transformers' own, over the largest logit
+    answer: Answer | None = None  # the facts of its layers; None for a model with its own attention
+    nats: float | None = None  # difference of a window's loss from transformers' own, in bfloat16
+    unused_scaling: str = ""  # named in the configuration, and used by no layer
 
     @property
     def architecture(self) -> str:
@@ -100,7 +98,7 @@ class Opened:
 
 
 def train_length_of(config: Any) -> tuple[int, str] | None:
-    """Return the training length that a configuration gives, and the name that it has there."""
+    """Return the training length in a configuration with its key; None if no key states a length."""
     text = config.get_text_config(decoder=True)
     for name in LENGTHS:
         values = [_value_of(text, name), *(group.get(name) for group in rotations_of(config))]
@@ -122,7 +120,7 @@ def rotations_of(config: Any) -> list[Mapping[str, Any]]:
 def open_checkpoint(
     source: Source, config: Any, train_length: int, begin: Sequence[int], dtype: torch.dtype, *, plain: bool
 ) -> Opened:
-    """Load a checkpoint and find what it does. Raise `UserError` where our attention does not fit it."""
+    """Load a model and find its encoding. Raise `UserError` if our attention cannot replace its own."""
     opened = _open(source, config, train_length, begin, plain=plain)
     if dtype == torch.float32:
         return opened
@@ -136,7 +134,7 @@ def open_checkpoint(
 
 
 def convert_weights(causal: Any, dtype: torch.dtype) -> None:
-    """Convert what a checkpoint's files hold; what a model computes, such as frequencies, stays float32."""
+    """Convert the weights from a model's files; computed tensors, such as frequencies, stay float32."""
     kept = getattr(causal, "_keep_in_fp32_modules_strict", None) or ()
     for name, tensor in causal.state_dict(keep_vars=True).items():
         if tensor.is_floating_point() and not any(module in name for module in kept):
@@ -169,7 +167,7 @@ def require_alike(model: CheckpointModel) -> float:
 
 
 def _open(source: Source, config: Any, train_length: int, begin: Sequence[int], *, plain: bool) -> Opened:
-    """Load a checkpoint in float32 and find what it does, as `open_checkpoint` does."""
+    """Load a model in float32 and find its encoding. Arguments: those of `open_checkpoint`."""
     loaded = load_model(source, config)
     forget_longer_texts(loaded)
     sizes = _sizes(source, config)
@@ -214,30 +212,26 @@ def _open(source: Source, config: Any, train_length: int, begin: Sequence[int], 
 def _unused_scaling(
     source: Source, answer: Answer, parameters: Sequence[Mapping[str, Any]], train_length: int
 ) -> str:
-    """Return a scaling that config.json names and by which no layer turns; empty where there is none.
+    """Return a scaling that config.json names and no layer uses; empty without such a scaling.
 
-    transformers drops what a configuration has in the form of another architecture.
+    transformers drops values of a configuration in the form of another architecture.
     """
     if UNKNOWN in answer.rotations:
         return ""
-    found = [
-        name_of(rotation, parameters, train_length, answer.calls)
-        for rotation in set(answer.rotations)
-        if rotation is not None
-    ]
-    names = {values["name"] for values in found if values is not None}
-    if None in found or names & {*SCALINGS.values()}:
-        return ""
+    for rotation in set(answer.rotations) - {None}:
+        assert rotation is not None
+        values = name_of(rotation, parameters, train_length, answer.calls)
+        if values is None or values["name"] in SCALINGS.values():
+            return ""
     return next((scaling for scaling in SCALINGS if scaling in scalings_in(source.config)), "")
 
 
 def scalings_in(config: Any) -> set[str]:
-    """Return the scalings of rotations that a configuration names, also in its parts."""
+    """Return the types of rotations in a configuration and its parts."""
     if not isinstance(config, Mapping):
         return set()
-    found = {
-        value for key, value in config.items() if key in ("rope_type", "type") and isinstance(value, str)
-    }
+    types = [config.get(key) for key in ("rope_type", "type")]
+    found = {value for value in types if isinstance(value, str)}
     return found.union(*map(scalings_in, config.values()))
 
 
@@ -247,7 +241,7 @@ def _require_sound(source: Source, model: CheckpointModel) -> None:
     stated = train_length_of(model.causal.config)
     with quiet():
         try:
-            # Whether a table of positions ends there: the end of any other table shows only past it.
+            # Only a table of positions that ends at this length can be found without longer texts.
             if stated is not None and model.takes_positions and not rotary_modules(model.causal):
                 model.find_table(stated[0])
             count = min(MIN_TOKENS, model.max_positions or MIN_TOKENS)
@@ -265,7 +259,7 @@ def _require_sound(source: Source, model: CheckpointModel) -> None:
 
 
 def _value_of(config: Any, name: str) -> Any:
-    """Return a value of a configuration for all layers; None where it is absent, or layers differ in it."""
+    """Return a value of a configuration for all layers; None if it is absent or layers differ in it."""
     try:
         return getattr(config, name, None)
     except RuntimeError:  # transformers' AmbiguousGlobalPerLayerAttributeError

@@ -1,4 +1,4 @@
-"""The rotary modules of a checkpoint's model: how they turn in texts of some length, without a forward pass.
+"""The rotary modules of a Hugging Face model: their rotations in texts of any length, without a forward pass.
 
 Some scalings depend on the length of the text. transformers keeps the frequencies of the longest text so far
 in such a module; here each pass has those of its own text.
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from pe_bench.encodings.scalings.rope_scaling import Scaled
 
 FREQUENCIES = "inv_freq"  # in the names of rotary modules' buffers
-LONGEST_SO_FAR = "max_seq_len_cached"  # in the names of attributes of those that depend on the length
+LONGEST_SO_FAR = "max_seq_len_cached"  # in attributes' names of rotary modules that depend on the length
 TOLERANCE = 1e-5  # of a frequency, which transformers computes in float32
 
 
@@ -52,14 +52,15 @@ class RotaryCall:
 
     @property
     def kind(self) -> tuple[Any, ...]:
-        """Return the module and the plain arguments, which tell the calls of one pass apart."""
+        """Return the module and the plain arguments: calls of one kind differ only in tensors."""
         values = (*self.arguments, *self.named.values())
         return id(self.module), *(value for value in values if not isinstance(value, Tensor))
 
     @torch.no_grad()
     def turns_as(self, rotation: Scaled, length: int) -> bool:
-        """Return whether the module turns pairs by a rotation in a text of so many tokens."""
-        cosines, sines = _parts(self.module(*self._at(self.arguments, length), **self._named_at(length)))
+        """Return whether the module makes a rotation in a text of `length` tokens."""
+        output = self.module(*self._at(self.arguments, length), **self._named_at(length))
+        cosines, sines = _parts(output)
         angles = torch.atan2(sines, cosines)
         factors = torch.hypot(cosines, sines)
         expected = rotation.frequencies.to(angles)
@@ -74,7 +75,7 @@ class RotaryCall:
         return is_same and torch.allclose(factors, factor, rtol=TOLERANCE, atol=0)
 
     def _at(self, values: Sequence[Any], length: int) -> list[Any]:
-        """Return the arguments with the positions of a text of so many tokens in place of the pass's."""
+        """Return the arguments with positions of a text of `length` tokens in place of positions."""
         changed = []
         for value in values:
             changed.append(_positions(value, length) if _is_positions(value) else value)
@@ -94,18 +95,18 @@ def _positions(like: Tensor, length: int) -> Tensor:
 
 
 def _parts(output: Any) -> tuple[Tensor, Tensor]:
-    """Return the cosines and the sines [K] or [K / 2], in float64, that a module gives its first position."""
+    """Return a module's cosines and sines at the first of two positions, [K] or [K / 2], float64."""
     if isinstance(output, Tensor):
         cosines, sines = output.real, output.imag
     else:
         cosines, sines = output
-    width = cosines.shape[-1]
-    return cosines.reshape(-1, 2, width)[0, 0].double(), sines.reshape(-1, 2, width)[0, 0].double()
+    # The first position is the first row.
+    return cosines.flatten(0, -2)[0].double(), sines.flatten(0, -2)[0].double()
 
 
 @contextmanager
 def recorded(model: nn.Module, calls: dict[tuple[Any, ...], RotaryCall]) -> Iterator[None]:
-    """Record each kind of call of the model's rotary modules with positions in passes inside."""
+    """Within the context, record the last call of each kind of the model's rotary modules in `calls`."""
 
     def record(module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any], _: Any) -> None:
         if any(map(_is_positions, (*arguments, *named.values()))):

@@ -1,8 +1,8 @@
-"""Where a checkpoint is, that its files are plain ones, how its texts begin, and what identifies it.
+"""The files of a Hugging Face model: finding and checking them, their identity, and loading them.
 
-Its folder may be a stranger's: only JSON, the tokenizer and safetensors are read, and all of them lie in it.
-transformers loads it from a folder that has only the files that the identity covers: no other file can change
-a score, whatever a configuration names. No code of a checkpoint runs, and nothing of it is left to chance.
+A model's folder may be a stranger's: only JSON, the tokenizer and safetensors are read, and only from this
+folder. transformers loads the model from a folder that has only the files of the identity: no other file can
+change a score, whatever a configuration names. No code of a model runs, and no weight is left to chance.
 """
 
 import hashlib
@@ -35,7 +35,7 @@ PREFIX = "hf:"
 CONFIG, TOKENIZER, TOKENIZER_CONFIG = "config.json", "tokenizer.json", "tokenizer_config.json"
 GENERATION = "generation_config.json"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
-# Keys of a configuration, or of a part of one, that make transformers load something else than its files.
+# Keys of a configuration, or of a part of it, by which transformers would load other files than those below.
 OTHER_FILES = {
     "configuration_files": f"takes its configuration from other files: keep one, named {CONFIG}",
     "transformers_weights": f"takes its weights from another file: name it {WEIGHTS}",
@@ -51,48 +51,53 @@ WITHOUT = "download it on a machine with a network, and give its folder: hf:FOLD
 
 @dataclass(frozen=True)
 class Source:
-    """A checkpoint. address: how to name it from any folder, without the revision, which is a Hub's.
+    """The files of a Hugging Face model."""
 
-    gguf: its weights, where a GGUF file has them; `folder` then has what transformers makes of the file.
-    """
-
-    address: str
-    folder: Path
-    revision: str | None = None
-    gguf: Weights | None = None
+    address: str  # hf:FOLDER with an absolute path, or hf:OWNER/NAME without a revision
+    folder: Path  # with its files; for a GGUF file, with the files that transformers makes from it
+    revision: str | None = None  # of the Hub
+    gguf: Weights | None = None  # the weights of a GGUF file
 
     @property
     def name(self) -> str:
-        """Return the name in tables: the last part of the repository's or the folder's."""
-        return NOT_IN_A_NAME.sub("-", self.address.rpartition("/")[2]).strip("-.") or "checkpoint"
+        """Return the name in tables: the last part of the repository's or the folder's name."""
+        last = self.address.rpartition("/")[2]
+        return NOT_IN_A_NAME.sub("-", last).strip("-.") or "checkpoint"
 
     @cached_property
     def config(self) -> dict[str, Any]:
+        """Return the values of config.json."""
         return read_json(self.folder / CONFIG)
 
     @cached_property
     def tokenizer_config(self) -> dict[str, Any]:
-        """Return the settings of the tokenizer; empty where the folder has none."""
+        """Return the settings of the tokenizer; empty without their file."""
         path = self.folder / TOKENIZER_CONFIG
         return read_json(path) if path.is_file() else {}
 
     def identity(self, cache_dir: str | None) -> str:
-        """Return a hash of all files that scores follow from; digests of weights are kept in the cache."""
+        """Return a hash of all files on which scores depend; digests of weights are kept in the cache."""
         hasher = hashlib.sha256(f"version {CHECKPOINT_IDENTITY}".encode())
-        for path in (self.folder / name for name in (CONFIG, TOKENIZER, TOKENIZER_CONFIG)):
-            hasher.update(hashlib.sha256(path.read_bytes()).digest() if path.exists() else b"none")
+        for name in (CONFIG, TOKENIZER, TOKENIZER_CONFIG):
+            path = self.folder / name
+            part = b"none"
+            if path.exists():
+                part = hashlib.sha256(path.read_bytes()).digest()
+            hasher.update(part)
         for path in self.weights:
-            hasher.update(f"{path.name} {cached_digest(path, cache_root(cache_dir))}".encode())
+            digest = cached_digest(path, cache_root(cache_dir))
+            hasher.update(f"{path.name} {digest}".encode())
         return hasher.hexdigest()[:16]
 
     @property
     def is_indexed(self) -> bool:
-        """Return whether an index names the files of weights; transformers takes a single file before it."""
-        return not (self.folder / WEIGHTS).exists() and (self.folder / INDEX).exists() and self.gguf is None
+        """Return whether an index names the files of weights; transformers prefers a single file."""
+        has_single_file = self.gguf is not None or (self.folder / WEIGHTS).exists()
+        return not has_single_file and (self.folder / INDEX).exists()
 
     @cached_property
     def weights(self) -> list[Path]:
-        """Return the files of weights. Raise `UserError` where there is none, or one elsewhere."""
+        """Return the files of weights. Raise `UserError` for a missing file, or one outside the folder."""
         if self.gguf is not None:
             return [self.gguf.file]
         index = self.folder / INDEX
@@ -109,9 +114,9 @@ class Source:
 
 
 def read_source(text: str) -> Source:
-    """Return the checkpoint that `hf:REPO_OR_FOLDER[@revision]` names; a repository is downloaded.
+    """Find the model of an address: a folder, a GGUF file, or a repository, which is downloaded.
 
-    It may also be a GGUF file, or a folder with one.
+    text: hf:FOLDER, hf:FILE or hf:OWNER/NAME[@REVISION]. Raises `UserError`.
     """
     named = text.removeprefix(PREFIX)
     folder = Path(expand_user(named, PREFIX))
@@ -135,12 +140,12 @@ def read_source(text: str) -> Source:
 
 
 def checked(source: Source) -> Source:
-    """Return the source. Raise `UserError` for a folder that is not a whole checkpoint of plain files."""
+    """Return the source. Raise `UserError` unless its folder has a whole model in plain files."""
     folder = source.folder
     config = folder / CONFIG
     for path in folder.iterdir():
         require(path.is_file() or path.is_dir(), f"{path} is not a regular file: delete it")
-        # The Hub's cache links to its blobs, beside the snapshots.
+        # The snapshots in the Hub's cache have links to its blobs.
         targets = [folder, folder.parent.parent / "blobs"]
         is_inside = any(path.resolve().is_relative_to(target) for target in targets)
         message = f"{path} is a symbolic link out of its folder: replace it by the file itself"
@@ -161,19 +166,20 @@ def checked(source: Source) -> Source:
 
 
 def _keys_of(config: Any) -> set[str]:
-    """Return the keys in a configuration and in its parts whose value is not empty.
+    """Return the keys with a value in a configuration and its parts.
 
-    transformers takes a part, such as `text_config`, for the configuration of a model that consists of parts.
+    A part, such as `text_config`, is a configuration of its own to transformers.
     """
     if isinstance(config, list):
         return set().union(*map(_keys_of, config))
     if not isinstance(config, dict):
         return set()
-    return {key for key, value in config.items() if value}.union(*map(_keys_of, config.values()))
+    own = {key for key, value in config.items() if value}
+    return own.union(*map(_keys_of, config.values()))
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return the object in a file of JSON. Raise `UserError` for anything else."""
+    """Return the object in a JSON file. Raise `UserError` if the file has no object."""
     try:
         return check_type(json.loads(path.read_bytes()), dict[str, Any], str(path))
     except (OSError, ValueError, RecursionError) as error:
@@ -181,13 +187,13 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def begin_of_text(source: Source) -> list[int]:
-    """Return the special tokens that the checkpoint's tokenizer puts before a text; mostly one, or none."""
+    """Return the special tokens that the model's tokenizer puts before a text: usually one or none."""
     import tokenizers
 
     path = source.folder / TOKENIZER
     with library_errors(f"{path} cannot be read: save it with a fast tokenizer"):
         tokenizer = tokenizers.Tokenizer.from_file(str(path))
-        # Both may be saved with a tokenizer; padding puts tokens before a text too.
+        # A saved tokenizer may pad and truncate; padding puts tokens before a text too.
         tokenizer.no_padding()
         tokenizer.no_truncation()
         encoded = tokenizer.encode("a")
@@ -204,7 +210,7 @@ def begin_of_text(source: Source) -> list[int]:
 
 @contextmanager
 def files_alone(source: Source) -> Iterator[Path]:
-    """Yield a temporary folder that has the checkpoint's configuration and weights, and no other file."""
+    """Yield a temporary folder with the model's configuration and weights, and no other file."""
     with tempfile.TemporaryDirectory(prefix="pe-bench-") as name:
         folder = Path(name)
         shutil.copyfile(source.folder / CONFIG, folder / CONFIG)
@@ -216,7 +222,7 @@ def files_alone(source: Source) -> Iterator[Path]:
 
 
 def load_config(source: Source) -> Any:
-    """Return the checkpoint's configuration. Raise `UserError` for a model that transformers lacks."""
+    """Return transformers' configuration of the model. Raise `UserError` for an unknown architecture."""
     with quiet() as transformers, files_alone(source) as folder:
         try:
             return transformers.AutoConfig.from_pretrained(folder, **SAFE)
@@ -229,7 +235,7 @@ def load_config(source: Source) -> Any:
 
 
 def load_model(source: Source, config: Any) -> Any:
-    """Return the model with its weights in float32, attending as transformers does. Raise `UserError`."""
+    """Load the model with float32 weights and transformers' attention. Raises `UserError`."""
     options: dict[str, Any] = {"attn_implementation": "eager", "output_loading_info": True}
     with quiet() as transformers, files_alone(source) as folder:
         load = transformers.AutoModelForCausalLM.from_pretrained
@@ -270,11 +276,12 @@ def _first_names(names: Iterable[str]) -> str:
 def _require_indexed(source: Source) -> None:
     """Raise `UserError` for a file of weights with tensors that the index does not expect there.
 
-    transformers loads all tensors of each file, and of two with one name the last.
+    transformers loads all tensors of each file; of two tensors with one name, the last.
     """
     weight_map = read_json(source.folder / INDEX)["weight_map"]
     for path in source.weights:
         with safe_open(path, "pt") as file:
-            unexpected = _first_names(name for name in file.keys() if weight_map.get(name) != path.name)  # noqa: SIM118
+            names = list(file.keys())
+        unexpected = _first_names(name for name in names if weight_map.get(name) != path.name)
         message = f"{path} has weights that {INDEX} does not expect there ({unexpected}): download both again"
         require(not unexpected, message)

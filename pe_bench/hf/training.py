@@ -1,8 +1,8 @@
-"""Further training of a checkpoint: its windows in, trained weights and train.csv out.
+"""Further training of a Hugging Face model: training windows in, trained weights and train.csv out.
 
 Weights and optimizer state are float32, and matrices may be multiplied in bfloat16. Each layer is computed
-again for its gradients, and the loss is computed in chunks of tokens: memory holds the hidden states of every
-layer, all else of a single one.
+again for its gradients, and the loss is computed in chunks of tokens: memory holds the hidden states of all
+layers, and other activations of one layer at a time.
 
 Letters: B windows, T tokens, N tokens of all windows, D model width.
 """
@@ -38,20 +38,16 @@ EMBEDDING = "embed"  # in the names of parameters that do not decay
 
 @dataclass(frozen=True)
 class Settings:
-    """What the steps of a further training follow from, beside the weights and the text.
+    """The settings of a further training: with the weights and the text, they decide every step."""
 
-    train: length, batch and rates. layers: how many of the last layers are trained; None for the whole model.
-    dtype: that matrices are multiplied in.
-    """
-
-    train: TrainConfig
+    train: TrainConfig  # length, batch and rates
     seed: int
-    layers: int | None
-    dtype: torch.dtype
+    layers: int | None  # number of the last layers to train; None for the whole model
+    dtype: torch.dtype  # of matrix products
 
 
 def layers_of(model: CheckpointModel) -> Sequence[nn.Module]:
-    """Return the layers of a checkpoint in order; none where its architecture does not list them."""
+    """Return the layers of a model in order; empty if its architecture does not list them."""
     for module in model.trunk.modules():
         if isinstance(module, nn.ModuleList) and len(module) == model.n_layers:
             return [*module]
@@ -61,8 +57,8 @@ def layers_of(model: CheckpointModel) -> Sequence[nn.Module]:
 def trained_parameters(model: CheckpointModel, count: int | None) -> nn.ParameterDict:
     """Return the parameters to train, by their names, and freeze all others.
 
-    count: of the last layers, which alone are trained; None trains the whole model. Raise `UserError` for
-    more layers than the model has.
+    count: of the last layers to train; None trains the whole model. Raises `UserError` for more layers than
+    the model has.
     """
     chosen = model.causal.parameters()
     if count is not None:
@@ -83,7 +79,7 @@ def trained_parameters(model: CheckpointModel, count: int | None) -> nn.Paramete
 
 
 def recompute_layers(model: CheckpointModel) -> None:
-    """Have each layer keep nothing but its input for the gradients, and compute all else of it again."""
+    """Make each layer keep only its input for the gradients, and compute its activations again."""
     for layer in layers_of(model):
         layer.forward = partial(_recomputed, layer.forward)
 
@@ -115,9 +111,9 @@ class FurtherTraining:
         recompute_layers(model)
 
     def step(self, number: int, seconds: float) -> Step:
-        """Take step `number`, counted from zero; `seconds` were spent before it.
+        """Take step `number`, counted from zero. seconds: of all steps before it.
 
-        Raise `RunError` where the loss or the gradient is not finite.
+        Raises `RunError` if the loss or the gradient is not finite.
         """
         train = self.settings.train
         started = time.perf_counter()
@@ -139,10 +135,11 @@ class FurtherTraining:
         self.optimizer.step()
         self.optimizer.zero_grad()
         seconds += time.perf_counter() - started
-        return Step(number + 1, (number + 1) * train.batch_tokens, loss, None, rate, norm, seconds)
+        done = number + 1
+        return Step(done, done * train.batch_tokens, loss, None, rate, norm, seconds)
 
     def _backward(self, tokens_BT: Tensor, windows: int) -> float:
-        """Add the gradient of some windows' share in the mean loss of all `windows`; return that share."""
+        """Add the gradient of the loss of these tokens over the number of all windows; return this loss."""
         model = self.model
         dtype = self.settings.dtype
         with torch.autocast(model.device.type, dtype, enabled=dtype != torch.float32):
@@ -158,7 +155,7 @@ class FurtherTraining:
 
 
 def mean_loss(model: CheckpointModel, tokens_BT: Tensor) -> Tensor:
-    """Return the mean loss of windows, in nats per target; their last tokens are targets alone."""
+    """Return the mean loss of windows, in nats per target; the last token of a window is only a target."""
     inputs = tokens_BT[:, :-1]
     hidden_BTD = model.hidden(inputs, torch.arange(inputs.shape[1], device=inputs.device))
     # The tokens that the tokenizer puts before a text are no targets.
@@ -175,10 +172,10 @@ def mean_loss(model: CheckpointModel, tokens_BT: Tensor) -> Tensor:
 
 
 def train_further(training: FurtherTraining, folder: Path, watch: Callable[[Step], None]) -> None:
-    """Take all steps that are missing, with checkpoints and train.csv in `folder`.
+    """Take all missing steps, with checkpoints and train.csv in `folder`.
 
-    A signal that asks for an end is obeyed after the step at work, which is saved. Each process of the
-    training's group calls this, and the first writes.
+    A signal to end is obeyed after the present step, which is saved. Each process of the training's group
+    calls this function, and the first process writes.
     """
     train = training.settings.train
     group = training.group
@@ -210,7 +207,7 @@ def train_further(training: FurtherTraining, folder: Path, watch: Callable[[Step
 
 
 def _resume(training: FurtherTraining, saved: Path) -> Checkpoint | None:
-    """Load the newest whole checkpoint of a training into it; return None where there is none."""
+    """Load the newest whole checkpoint of a training; return None without a checkpoint."""
     group = training.group
     newest = checkpoint.latest_checkpoint(saved) if group.is_first else None
     name = group.broadcast("" if newest is None else newest.path.name)

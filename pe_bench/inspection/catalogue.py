@@ -1,4 +1,4 @@
-"""What `list encodings` tells of each: all are built, for their facts follow from options."""
+"""The facts of `list encodings`. Every encoding is built, because its facts follow from its options."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,7 +16,7 @@ PACKAGE = Path(pe_bench.encodings.__file__).parent
 
 
 def shipped(overrides: Sequence[str] = ()) -> list[ResolvedEncoding]:
-    """Return all encodings of pe-bench, in the tiny model where overrides choose no other."""
+    """Return all encodings of pe-bench, in the tiny model unless overrides choose another model."""
     # One configuration with all of them, because Hydra takes 50 ms for each.
     names = [f"+encoding@{CATALOGUE}.{name}={name}" for name in names_in("encoding")]
     composed = compose([*names, *overrides])
@@ -29,14 +29,14 @@ def shipped(overrides: Sequence[str] = ()) -> list[ResolvedEncoding]:
 
 
 def families() -> list[str]:
-    """Return the families of all encodings of pe-bench; none of them is built."""
+    """Return the families of all encodings of pe-bench, without building an encoding."""
     folders = [path for path in PACKAGE.iterdir() if any(path.glob("*.py"))]
     names = [FAMILIES.get(folder.name, folder.name) for folder in folders]
     return sorted({Declared.family, *names})
 
 
 def catalogue(subjects: Sequence[ResolvedEncoding] = ()) -> list[dict[str, Any]]:
-    """Return the facts of each encoding, of all that are shipped by default, and its other names."""
+    """Return the facts and aliases of each encoding. subjects: the encodings; by default all of pe-bench."""
     modifiers = names_in("modifier")
     first_names = aliases()
     rows = []

@@ -5,6 +5,7 @@ from the last token, so that the last query's scores for the keys, read backward
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
 
@@ -17,27 +18,27 @@ from pe_bench.encodings.compose import Composition, leaves_of
 from pe_bench.encodings.recurrent.recurrence import Recurrent
 from pe_bench.encodings.scalings.rope_scaling import RopeScaling
 from pe_bench.inspection.resolve import ResolvedEncoding
-from pe_bench.model.attention.reference import logits, project, take, weigh
+from pe_bench.model.attention.reference import attention_weights, logits, project, select_tokens
 
 MAX_ELEMENTS = 2**24  # numbers of one tensor
-TEXT = "A query sees some keys. What it makes of them depends on where they are. "
+TEXT = "A query sees some keys. What it makes of them depends on where they are. "  # repeated as input
 
 
 @dataclass(frozen=True)
 class Scores:
-    """The expected scores by distance 0..T-1 [H, T], NaN where the mask hides the key, and weights [H, T].
+    """The expected scores and weights of each head, by distance 0 to T - 1.
 
-    meaning: what the scores are, on an axis. Where an encoding replaces the softmax, they are logarithms of
-    its weights; where it has a state instead, of the share of a token that is left in it.
+    Scores are logarithms of weights for an encoding that replaces the softmax, and logarithms of the share of
+    a token that is left in the state for an encoding with a state.
     """
 
-    scores: Tensor
-    weights: Tensor
-    meaning: str = "expected score"
+    scores: Tensor  # [H, T], NaN where the mask hides the key
+    weights: Tensor  # [H, T]
+    meaning: str = "expected score"  # of the scores, on an axis
 
 
 def kinds(encoding: Composition, n_layers: int) -> list[tuple[int, ...]]:
-    """Return the numbers of the layers of each kind, which share structure and tables, but not parameters."""
+    """Group the numbers of layers that have the same structure and tables; their parameters may differ."""
     groups: dict[str, list[int]] = {}
     for number in range(n_layers):
         traits = [_traits(module) for module in _modules_of(encoding.layer(number))]
@@ -52,31 +53,40 @@ def _modules_of(layer: LayerEncoding) -> list[nn.Module]:
 
 def _traits(module: nn.Module) -> list[object]:
     """Return a module's class, options and sums of tables, but not the layer's number."""
-    values = {name: value for name, value in vars(module).items() if isinstance(value, int | float | str)}
+    values: dict[str, object] = {}
+    for name, value in vars(module).items():
+        if isinstance(value, int | float | str):
+            values[name] = value
+    values["number"] = 0
     tables = [float(table.double().sum()) for table in module.buffers(recurse=False)]
-    return [type(module), sorted((values | {"number": 0}).items()), tables]
+    return [type(module), sorted(values.items()), tables]
 
 
 @torch.no_grad()
 def scores_by_distance(subject: ResolvedEncoding, layer: LayerEncoding, length: int) -> Scores:
-    """Return the mean over contents that the query and the key share, plus what is added to it."""
+    """Return scores and weights by distance, biases included, if all tokens have the same content.
+
+    They are means over contents. length: the number of distances.
+    """
     recurrent = [leaf for leaf in leaves_of(layer) if isinstance(leaf, Recurrent)]
     if recurrent:
         return _decays(subject, recurrent[0], length)
     model = subject.config.model
-    x, heads = contents(model.d_model, model.n_heads, model.d_head)
-    samples = max(1, MAX_ELEMENTS // (length * max(model.n_heads * model.d_head, model.d_model)))
+    scale = 1 / math.sqrt(model.d_head)
     sums = torch.zeros(2, model.n_heads, length)
+    samples = 0
     visible = torch.empty(0)
-    for x_part, heads_part in zip(x.split(samples), heads.split(samples), strict=True):
-        queries, keys = _sides(subject, layer, x_part, heads_part, length)
-        last = take(queries, range(length - 1, length))
-        scores, visible = logits(layer, last, keys, 1 / math.sqrt(model.d_head))
-        weights = weigh(layer, scores, visible, last)
+    for x, heads in _content_parts(subject, length):
+        queries, keys = _sides(subject, layer, x, heads, length)
+        last = select_tokens(queries, range(length - 1, length))
+        scores, visible = logits(layer, last, keys, scale)
+        weights = attention_weights(layer, scores, visible, last)
         # Scores of one sample or head hold for all.
-        sizes = (len(x_part), model.n_heads, length)
-        sums += torch.stack([part[..., 0, :].expand(sizes).sum(0) for part in (scores, weights)])
-    scores, weights = sums / len(x)
+        sizes = (len(x), model.n_heads, length)
+        for number, values in enumerate((scores, weights)):
+            sums[number] += values[..., 0, :].expand(sizes).sum(0)
+        samples += len(x)
+    scores, weights = sums / samples
     meaning = Scores.meaning
     if layer.overrides("weights"):
         scores = weights.log().clamp(min=-1e4)
@@ -87,26 +97,36 @@ def scores_by_distance(subject: ResolvedEncoding, layer: LayerEncoding, length: 
 
 def _decays(subject: ResolvedEncoding, layer: Recurrent, length: int) -> Scores:
     """Return the share of a token that is left in the state, by its distance, as a mean over contents."""
+    total = torch.zeros(subject.config.model.n_heads, length)
+    samples = 0
+    for x, heads in _content_parts(subject, length):
+        repeated = heads.expand(-1, -1, length, -1)
+        tokens = layer.tokens(x.expand(-1, length, -1), repeated, repeated, repeated)
+        # A token at a distance has been decayed by all later tokens, but not by itself.
+        backwards = tokens.log_decay.flip(-2)
+        later = functional.pad(backwards, (0, 0, 1, 0))[..., :-1, :]
+        total += later.cumsum(-2).exp().mean(-1).sum(0)
+        samples += len(x)
+    left = total / samples
+    weights = left / left.sum(-1, keepdim=True)
+    return Scores(left.log(), weights, "log of what is left of a token")
+
+
+def _content_parts(subject: ResolvedEncoding, length: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield `contents` in parts, so that a tensor of `length` tokens has at most `MAX_ELEMENTS` numbers."""
     model = subject.config.model
     x, heads = contents(model.d_model, model.n_heads, model.d_head)
-    samples = max(1, MAX_ELEMENTS // (length * max(model.n_heads * model.d_head, model.d_model)))
-    total = torch.zeros(model.n_heads, length)
-    for x_part, heads_part in zip(x.split(samples), heads.split(samples), strict=True):
-        repeated = heads_part.expand(-1, -1, length, -1)
-        tokens = layer.tokens(x_part.expand(-1, length, -1), repeated, repeated, repeated)
-        # A token at a distance has been decayed by all later ones, but not by itself.
-        later = functional.pad(tokens.log_decay.flip(-2), (0, 0, 1, 0))[..., :-1, :]
-        total += later.cumsum(-2).exp().mean(-1).sum(0)
-    left = total / len(x)
-    return Scores(left.log(), left / left.sum(-1, keepdim=True), "log of what is left of a token")
+    width = max(model.n_heads * model.d_head, model.d_model)
+    samples = max(1, MAX_ELEMENTS // (length * width))
+    yield from zip(x.split(samples), heads.split(samples), strict=True)
 
 
 @torch.no_grad()
 def input_products(subject: ResolvedEncoding, length: int) -> tuple[Tensor, bool] | None:
-    """Return dot products [T] by distance, and whether they are of contents; None if inputs stay as they are.
+    """Return dot products [T] by distance of the last input with each input; None for unchanged inputs.
 
-    They are products of what the encoding adds to a zero at the last place and at each place before. If it
-    adds nothing to a zero, because it multiplies, they are of one content embedded at every place.
+    The inputs are zeros that the encoding has embedded, or, for an encoding that leaves zeros alone because
+    it multiplies, one content at every place. Also returns whether the inputs are contents.
     """
     parts = [subject.encoding.base, *subject.encoding.modifiers.values()]
     if not any(part.overrides("embed") for part in parts):
@@ -114,10 +134,16 @@ def input_products(subject: ResolvedEncoding, length: int) -> tuple[Tensor, bool
     width = subject.config.model.d_model
     added = _embedded(subject, torch.zeros(1, length, width))
     if bool((added != 0).any()):
-        return (added @ added[:, -1:].mT)[0, :, 0].flip(0), False
-    x = contents(width, 1, 1)[0][:64]
-    content = _embedded(subject, x.expand(-1, length, -1))
-    return (content @ content[:, -1:].mT)[..., 0].mean(0).flip(0), True
+        return _products_with_last(added), False
+    x, _ = contents(width, 1, 1)
+    content = _embedded(subject, x[:64].expand(-1, length, -1))
+    return _products_with_last(content), True
+
+
+def _products_with_last(inputs: Tensor) -> Tensor:
+    """Return the products [T] of the last of the inputs [S, T, D] with each, by distance: means over S."""
+    products = inputs @ inputs[:, -1:].mT
+    return products.squeeze(-1).mean(0).flip(0)
 
 
 def wavelengths(layer: LayerEncoding, length: int) -> list[Tensor]:
@@ -127,8 +153,10 @@ def wavelengths(layer: LayerEncoding, length: int) -> list[Tensor]:
         scaled = module.scaled(length) if isinstance(module, RopeScaling) else module
         table = getattr(scaled, "frequencies", None)
         if isinstance(table, Tensor):
-            rows += table.detach().double().reshape(-1, table.shape[-1])
-    return [2 * math.pi / row.abs() for row in rows if row.any()]
+            table = table.detach().double()
+            rows += table.reshape(-1, table.shape[-1])
+    used = [row for row in rows if row.any()]
+    return [2 * math.pi / row.abs() for row in used]
 
 
 @torch.no_grad()
@@ -136,15 +164,16 @@ def mask(subject: ResolvedEncoding, layer: LayerEncoding, length: int) -> Tensor
     """Return the mask [length, length] of the keys that each query sees in some head."""
     model = subject.config.model
     x, heads = contents(model.d_model, model.n_heads, model.d_head)
-    visible = layer.visible(*_sides(subject, layer, x[:1], heads[:1], length))
+    sides = _sides(subject, layer, x[:1], heads[:1], length)
+    visible = layer.visible(*sides)
     return visible if visible.dim() == 2 else visible.any(0)
 
 
 def contents(d_model: int, n_heads: int, d_head: int) -> tuple[Tensor, Tensor]:
     """Return a layer input [S, 1, D] and head content [S, H, 1, K] of S = 2K samples, as if from N(0, 1).
 
-    Each head's are the rows of a random orthogonal matrix and their opposites, so that the mean of any
-    two features' product over the samples is what it is over the distribution, and not near it.
+    A head's samples are the rows of a random orthogonal matrix and their opposites, so that the mean product
+    of any two features over the samples is exactly the mean over the distribution.
     """
     generator = torch.Generator().manual_seed(0)
     square = torch.randn(n_heads, d_head, d_head, generator=generator, dtype=torch.float64)
@@ -159,7 +188,8 @@ def _sides(
 ) -> tuple[Side, Side]:
     """Return queries and keys of texts in which every token has the same content."""
     repeated = heads.expand(-1, -1, length, -1)
-    return project(layer, x.expand(-1, length, -1), repeated, repeated, _ids(subject, len(x), length))
+    ids = _ids(subject, len(x), length)
+    return project(layer, x.expand(-1, length, -1), repeated, repeated, ids)
 
 
 def _embedded(subject: ResolvedEncoding, x: Tensor) -> Tensor:
@@ -173,6 +203,7 @@ def _ids(subject: ResolvedEncoding, batch: int, length: int) -> Tensor:
 
 
 def _tokens(batch: int, length: int) -> Tensor:
-    """Return bytes [B, T] of a text, for encodings that read it."""
+    """Return bytes [B, T] of a text, for encodings that read tokens."""
     text = torch.tensor(list(TEXT.encode()))
-    return text.repeat(length // len(text) + 1)[:length].expand(batch, -1)
+    copies = length // len(text) + 1
+    return text.repeat(copies)[:length].expand(batch, -1)

@@ -1,4 +1,4 @@
-"""The manual page of an encoding or a task: its docstring, its options and what they follow, and claims."""
+"""The manual page of an encoding or a task: its docstring, its options with their origins, its claims."""
 
 import inspect
 import json
@@ -28,13 +28,15 @@ EXAMPLE_SIZE = 8  # of a task's example
 def page(subject: ResolvedEncoding, width: int = PIPED_WIDTH, *, has_formulas: bool = False) -> str:
     """Return the manual page of an encoding, as text of at most `width` columns.
 
-    has_formulas: with those in LaTeX; the first sentence has them in letters.
+    has_formulas: keep the paragraphs with a formula in LaTeX.
     """
     width = min(width, PIPED_WIDTH)  # longer lines are hard to read
-    where = f"(model={subject.config.model.name}, train.length={subject.config.train.length})"
+    config = subject.config
+    where = f"(model={config.model.name}, train.length={config.train.length})"
+    parameters = parameter_count(subject.encoding)
     claims = ", ".join(sorted(subject.encoding.claims))
     facts = [
-        ("parameters", f"{parameter_count(subject.encoding):,}  {where}"),
+        ("parameters", f"{parameters:,}  {where}"),
         ("past training", subject.encoding.past_training),
         ("claims", claims or "none"),
     ]
@@ -47,7 +49,8 @@ def page(subject: ResolvedEncoding, width: int = PIPED_WIDTH, *, has_formulas: b
 
 
 def _page_of(title: str, blocks: Sequence[str]) -> str:
-    return "\n\n".join([f"{title}\n{'=' * len(title)}", *filter(None, blocks)]) + "\n"
+    heading = f"{title}\n{'=' * len(title)}"
+    return "\n\n".join([heading, *filter(None, blocks)]) + "\n"
 
 
 def _describe_part(subject: ResolvedEncoding, part: PartSpec, width: int) -> list[str]:
@@ -69,23 +72,27 @@ def _describe_part(subject: ResolvedEncoding, part: PartSpec, width: int) -> lis
 
 
 def reflow(docstring: str, width: int) -> str:
-    """Fill the paragraphs of a docstring, but for those with a line that is indented."""
+    """Fill the paragraphs of a docstring, but leave a paragraph with an indented line as it is."""
     paragraphs = []
     for text in inspect.cleandoc(docstring).split("\n\n"):
         lines = text.splitlines()
-        filled = lines if any(line.startswith(" ") for line in lines) else [" ".join(lines)]
-        paragraphs.append("\n".join(wrap(line, width, 2) for line in filled))
+        if not any(line.startswith(" ") for line in lines):
+            lines = [" ".join(lines)]
+        paragraphs.append("\n".join(wrap(line, width, 2) for line in lines))
     return "\n\n".join(paragraphs)
 
 
 def options_of(subject: ResolvedEncoding, part: PartSpec) -> Iterator[tuple[str, ...]]:
-    """Yield each option's key, its value, the key that it follows, and what it means."""
+    """Yield each option's key, its value, the key that the value follows, and the option's meaning."""
     for option in options_of_class(str(part.values["class"]), subject.config.search):
         if option.name in part.nested:
             continue
         value = part.values[option.name]
-        follows = option.default is MISSING and option.name in part.values.get("derived", [])
-        origin = f"from {USUAL[option.name][2:-1]}" if follows and option.name in USUAL else ""
+        origin = ""
+        is_derived = option.default is MISSING and option.name in part.values.get("derived", [])
+        if is_derived and option.name in USUAL:
+            key = USUAL[option.name].removeprefix("${").removesuffix("}")
+            origin = f"from {key}"
         text = json.dumps(value)
         if option.name in subject.examples:
             text = "(no default)"
@@ -95,22 +102,28 @@ def options_of(subject: ResolvedEncoding, part: PartSpec) -> Iterator[tuple[str,
 
 
 def _preset(subject: ResolvedEncoding) -> str:
-    """Return the comment of an encoding's file below its description, as presets have one; else nothing."""
+    """Return the comment below the description in an encoding's YAML file; empty without such a comment."""
     file = f"encoding/{subject.config.encoding['name']}.yaml"
     for folder in (*subject.config.search, config_dir()):
         if (folder / file).is_file():
-            lines = head_comment(folder / file)
-            return "\n".join(lines[lines.index("") + 1 :]) if "" in lines else ""
+            comment = "\n".join(head_comment(folder / file))
+            _, _, below = comment.partition("\n\n")
+            return below
     return ""
 
 
 def align(lines: Sequence[tuple[str, ...]], width: int) -> str:
-    """Align cells below each other; the last of a line, which may be long, is wrapped in its column."""
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)][:-1]
+    """Align cells below each other; the last cell of a line, which may be long, is wrapped in its column."""
+    columns = zip(*lines, strict=True)
+    all_widths = [max(map(len, column)) for column in columns]
+    widths = all_widths[:-1]
     indent = sum(widths) + 2 * len(widths)
     hanging = indent if width - indent >= MIN_LAST_COLUMN else 4
-    texts = ["  ".join([*map(str.ljust, line, widths), line[-1]]) for line in lines]
-    return "\n".join(wrap(text.rstrip(), width, hanging) for text in texts)
+    texts: list[str] = []
+    for line in lines:
+        text = "  ".join([*map(str.ljust, line, widths), line[-1]])
+        texts.append(wrap(text.rstrip(), width, hanging))
+    return "\n".join(texts)
 
 
 def task_page(arguments: Sequence[str], search: Sequence[Path], width: int = PIPED_WIDTH) -> str:
@@ -129,5 +142,6 @@ def task_page(arguments: Sequence[str], search: Sequence[Path], width: int = PIP
     shown = wrap(f"    {' '.join(texts)}", width, 4)
     example = f"an example of size {size}, with its answers in brackets:\n\n{shown}"
     options = [(f"task.{name}", str(value)) for name, value in config.task.items() if name != "name"]
-    docstring = reflow(sys.modules[type(task).__module__].__doc__ or "", width)
+    module = sys.modules[type(task).__module__]
+    docstring = reflow(module.__doc__ or "", width)
     return _page_of(task.name, [docstring, align(options, width), example])

@@ -1,4 +1,4 @@
-"""Encodings as one picture: a row for each, and what can be laid over each other in one panel above.
+"""Encodings as one picture: a row of panels for each, and above them a panel that compares all.
 
 Letters: H heads, T distances.
 """
@@ -39,23 +39,18 @@ MARK: dict[str, Any] = {"color": GREY, "linewidth": 0.9, "linestyle": DASHES, "z
 
 @dataclass(frozen=True)
 class Row:
-    """A row of panels: the layers of one kind, or the input.
-
-    curves: expected scores of the heads, or products of inputs, by distance [.., T]. weights: mean attention
-    by distance [T], None for inputs. mask: of visible keys, None where they are all before the query.
-    is_untrained: its parameters are at their initial values.
-    """
+    """A row of panels: the layers of one kind, or the input."""
 
     title: str
     colour: str
     stroke: str
     train_length: int
-    curves: np.ndarray
-    meaning: str
-    weights: np.ndarray | None = None
+    curves: np.ndarray  # expected scores of the heads, or products of inputs, by distance [.., T]
+    meaning: str  # of the curves, on an axis
+    weights: np.ndarray | None = None  # mean attention by distance [T]; None for inputs
     wavelengths: Sequence[np.ndarray] = ()
-    mask: np.ndarray | None = None
-    is_untrained: bool = False
+    mask: np.ndarray | None = None  # of visible keys; None if a query sees all keys before it
+    is_untrained: bool = False  # parameters have their initial values
 
     @property
     def heading(self) -> str:
@@ -63,7 +58,7 @@ class Row:
 
 
 def rows_of(subjects: Sequence[ResolvedEncoding]) -> list[Row]:
-    """Return the rows of encodings, up to the training length where they have no meaning past it."""
+    """Return the rows of encodings; rows of an encoding without a meaning past training end there."""
     styles = styles_of(subject.label for subject in subjects)
     rows = []
     for subject in subjects:
@@ -77,10 +72,12 @@ def _rows(subject: ResolvedEncoding, colour: str) -> Iterator[Row]:
     reach = REACH * length if is_defined else length
     mask_reach = MASK_REACH * length if is_defined else length
     added = input_row(subject, colour, reach)
+    is_untrained = parameter_count(subject.encoding) > 0
     kinds = curves.kinds(subject.encoding, subject.config.model.n_layers)
     for stroke, numbers in zip(len(kinds) * STROKES, kinds, strict=False):
         layer = subject.encoding.layer(numbers[0])
-        if added is not None and len(kinds) == 1 and type(layer) is LayerEncoding:
+        is_only_kind = len(kinds) == 1
+        if added is not None and is_only_kind and type(layer) is LayerEncoding:
             continue
         title = subject.label
         if len(kinds) > 1:
@@ -92,31 +89,35 @@ def _rows(subject: ResolvedEncoding, colour: str) -> Iterator[Row]:
         if np.array_equal(mask, np.tril(np.ones_like(mask))):
             mask = None
         drawn = (scores.scores.numpy(), scores.meaning, weights, wavelengths, mask)
-        yield Row(title, colour, stroke, length, *drawn, is_untrained=parameter_count(subject.encoding) > 0)
+        yield Row(title, colour, stroke, length, *drawn, is_untrained=is_untrained)
     if added is not None:
         yield added
 
 
 def input_row(subject: ResolvedEncoding, colour: str, reach: int) -> Row | None:
-    """Return the row of what is added to the input, up to a distance; None where nothing is."""
-    products = curves.input_products(subject, reach)
-    if products is None:
+    """Return the row of an encoding that changes the input, None for others. reach: the largest distance."""
+    found = curves.input_products(subject, reach)
+    if found is None:
         return None
-    meaning = "product of embedded contents" if products[1] else "p_i · p_j of what is added"
-    numbers = products[0].numpy()[None]
+    products, are_of_contents = found
+    meaning = "product of embedded contents" if are_of_contents else "p_i · p_j of what is added"
     length = subject.config.train.length
-    return Row(f"{subject.label}: the input", colour, STROKES[0], length, numbers, meaning)
+    title = f"{subject.label}: the input"
+    return Row(title, colour, STROKES[0], length, products.numpy()[None], meaning)
 
 
 def draw(rows: Sequence[Row]) -> Figure:
-    """Return a figure with a row of panels for each of `rows`, below attention of all in one panel."""
-    is_compared = sum(row.weights is not None for row in rows) > 1
+    """Draw a row of panels for each of `rows`, below one panel with the attention of all."""
+    with_weights = [row for row in rows if row.weights is not None]
+    is_compared = len(with_weights) > 1
     shown = {"curve": True, "wavelengths": any(row.wavelengths for row in rows)}
     shown["mask"] = any(row.mask is not None for row in rows)
     columns = [name for name, is_shown in shown.items() if is_shown]
     height = len(rows) + is_compared
-    figure = Figure(figsize=(WIDTH, ROW * height + 0.5), layout="constrained")
-    grid = figure.add_gridspec(height, len(columns), width_ratios=[WIDTHS[name] for name in columns])
+    size = (WIDTH, ROW * height + 0.5)
+    figure = Figure(figsize=size, layout="constrained")
+    widths = [WIDTHS[name] for name in columns]
+    grid = figure.add_gridspec(height, len(columns), width_ratios=widths)
     if is_compared:
         _draw_shares(figure.add_subplot(grid[0, :]), rows)
     limits = limits_of(rows)
@@ -137,56 +138,66 @@ def limits_of(rows: Sequence[Row]) -> tuple[float, float]:
     if not scores:
         return 0.0, 0.0
     top = max(float(np.nanmax(each)) for each in scores)
-    bottom = max(min(float(np.nanmin(each)) for each in scores), top - SHOWN_BELOW)
-    margin = max(0.05 * (top - bottom), (MIN_RANGE - (top - bottom)) / 2)
+    lowest = min(float(np.nanmin(each)) for each in scores)
+    bottom = max(lowest, top - SHOWN_BELOW)
+    height = top - bottom
+    margin = max(0.05 * height, (MIN_RANGE - height) / 2)
     return bottom - margin, top + margin
 
 
 def _draw_shares(axes: Axes, rows: Sequence[Row]) -> None:
-    """Draw the share of attention that a query gives to keys within a distance, all contents being one."""
+    """Draw the share of attention within each distance, if all tokens are the same."""
     for row in rows:
         if row.weights is not None:
             share = row.weights.cumsum()
             half = int(np.searchsorted(share, 0.5)) + 1
-            within = f"half within {half:,}" if half <= len(share) else "less than half"
-            axes.plot(share, color=row.colour, linestyle=row.stroke, label=f"{row.title}: {within}")
+            within = "less than half"
+            if half <= len(share):
+                within = f"half within {half:,}"
+            label = f"{row.title}: {within}"
+            axes.plot(share, color=row.colour, linestyle=row.stroke, label=label)
     axes.set(ylim=(0, 1.03), ylabel="share of attention within")
     axes.set_title("Attention where all tokens are the same", **TITLE)
     axes.legend(**LEGEND)
-    _by_distance(axes, rows[0].train_length, max(row.curves.shape[-1] for row in rows))
+    reach = max(row.curves.shape[-1] for row in rows)
+    _set_distance_axis(axes, rows[0].train_length, reach)
 
 
 def draw_curves(axes: Axes, row: Row, limits: tuple[float, float]) -> None:
-    """Draw one curve for all heads that have the same, as far as it has a weight.
+    """Draw the scores of each head by distance; heads with the same scores share a curve.
 
     limits: of the axis of scores.
     """
-    heads: list[list[int]] = []
+    groups: list[list[int]] = []  # heads with the same scores
     for head, values in enumerate(row.curves):
-        same = [group for group in heads if np.allclose(row.curves[group[0]], values, 1e-5, 1e-3, True)]
-        if same:
-            same[0].append(head)
+        for group in groups:
+            if np.allclose(row.curves[group[0]], values, 1e-5, 1e-3, True):
+                group.append(head)
+                break
         else:
-            heads.append([head])
-    for index, group in enumerate(heads):
+            groups.append([head])
+    for index, group in enumerate(groups):
         values = row.curves[group[0]]
-        last = int(np.flatnonzero(np.isfinite(values))[-1]) + 1
-        label = "all heads" if len(heads) == 1 else name_numbers("head", group)
-        if last < len(values):
-            label += f" (masked from {last:,})"
-        look: dict[str, Any] = {"color": row.colour, "alpha": 1 - 0.7 * index / len(heads)}
-        axes.plot(values, **look, linestyle=STROKES[index % len(STROKES)], linewidth=1.3, label=label)
+        visible = np.flatnonzero(np.isfinite(values))
+        label = "all heads" if len(groups) == 1 else name_numbers("head", group)
+        if visible[-1] < len(values) - 1:
+            label += f" (masked from {visible[-1] + 1:,})"
+        (line,) = axes.plot(values, color=row.colour, linewidth=1.3, label=label)
+        line.set_alpha(1 - 0.7 * index / len(groups))
+        line.set_linestyle(STROKES[index % len(STROKES)])
     axes.set_ylabel(row.meaning)
     axes.set_title(row.heading, **TITLE, color=row.colour)
     if row.weights is not None:
         axes.set_ylim(*limits)
         axes.legend(**LEGEND)
-    _by_distance(axes, row.train_length, row.curves.shape[-1])
+    _set_distance_axis(axes, row.train_length, row.curves.shape[-1])
 
 
-def _by_distance(axes: Axes, train_length: int, reach: int) -> None:
+def _set_distance_axis(axes: Axes, train_length: int, reach: int) -> None:
+    """Set the horizontal axis to distances up to `reach`, with a mark at the training length."""
     axes.set_xscale("symlog", base=2, linthresh=1, linscale=0.5)
-    powers = [4**power for power in range(12) if 4**power < train_length / 2.5]
+    all_powers = [4**power for power in range(12)]
+    powers = [power for power in all_powers if power < train_length / 2.5]
     ticks = sorted({0, *powers, train_length, reach})
     axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
     axes.xaxis.set_minor_locator(NullLocator())
@@ -197,7 +208,7 @@ def _by_distance(axes: Axes, train_length: int, reach: int) -> None:
 
 
 def _draw_wavelengths(axes: Axes, row: Row) -> None:
-    """Draw 2 pi / theta of each feature pair, and say how many turn fully within the training length."""
+    """Draw 2 pi / theta of each feature pair, and write how many pairs turn fully in the training length."""
     for values in row.wavelengths:
         axes.plot(values, color=row.colour, marker="o", markersize=2.5, linewidth=1.0)
     axes.set_yscale("log")
@@ -205,8 +216,10 @@ def _draw_wavelengths(axes: Axes, row: Row) -> None:
     axes.yaxis.set_minor_formatter(NullFormatter())
     axes.axhline(row.train_length, **MARK)
     every = np.concatenate(row.wavelengths)
-    within = f"{int((every <= row.train_length).sum())} of {every.size}"
-    axes.set_title(f"{within} feature pairs turn fully\nwithin the training length (dashed)", **SMALL)
+    turning = int((every <= row.train_length).sum())
+    axes.set_title(
+        f"{turning} of {every.size} feature pairs turn fully\nwithin the training length (dashed)", **SMALL
+    )
     axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
     axes.set(xlabel="feature pair", ylabel="wavelength (tokens)")
     axes.spines[["top", "right"]].set_visible(False)
@@ -215,7 +228,8 @@ def _draw_wavelengths(axes: Axes, row: Row) -> None:
 def _draw_mask(axes: Axes, row: Row, mask: np.ndarray) -> None:
     reach = len(mask)
     colours = ListedColormap(["0.95", row.colour])
-    axes.imshow(mask, cmap=colours, vmin=0, vmax=1, extent=(0, reach, reach, 0), interpolation="nearest")
+    image = axes.imshow(mask, cmap=colours, extent=(0, reach, reach, 0), interpolation="nearest")
+    image.set_clim(0, 1)
     ticks = sorted({0, min(row.train_length, reach), reach})
     axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
     axes.set_yticks(ticks, [f"{tick:,}" for tick in ticks])
@@ -225,4 +239,6 @@ def _draw_mask(axes: Axes, row: Row, mask: np.ndarray) -> None:
 
 def name_numbers(noun: str, numbers: Sequence[int]) -> str:
     """Return `head 3` or `heads 0, 1, 5`."""
-    return f"{noun}{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}"
+    plural = "s" if len(numbers) > 1 else ""
+    listed = ", ".join(map(str, numbers))
+    return f"{noun}{plural} {listed}"

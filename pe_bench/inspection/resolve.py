@@ -18,26 +18,23 @@ if TYPE_CHECKING:
     from pe_bench.encodings.spec import EncodingSpec
 
 MAX_LABEL = 40  # characters
-REFERENCE = "nope"  # that `speed` compares with
-# Sections and keys that say how a timed model is and what it runs on.
+REFERENCE = "nope"  # the encoding with which `speed` compares others
+# Sections and keys of a timed model and of the machine.
 SHARED = ("model", "train", "eval", "seed", "precision", "threads", "device", "results_dir")
 
 
 @dataclass(frozen=True)
 class ResolvedEncoding:
-    """An encoding in a model, by the name that it was asked for.
+    """An encoding in a model."""
 
-    examples: values for options that its class requires and nobody gave. trained: the encoding of a trained
-    model, which is looked at in place of one with initial values.
-    """
-
-    name: str
+    name: str  # as the arguments have it
     config: Config
-    examples: dict[str, Any] = field(default_factory=dict)
-    trained: "Composition | None" = None
+    examples: dict[str, Any] = field(default_factory=dict)  # of required options without a value
+    trained: "Composition | None" = None  # a trained model's encoding, in place of one with initial values
 
     @cached_property
     def spec(self) -> "EncodingSpec":
+        """The encoding's parts and options, from the configuration."""
         from pe_bench.encodings.spec import EncodingSpec
 
         return EncodingSpec(self.config.encoding, self.config.search)
@@ -59,32 +56,40 @@ class ResolvedEncoding:
 
     @cached_property
     def label(self) -> str:
-        """The name and the options that were given, to tell it from the others."""
+        """The name and the given options; only the name where that would be too long."""
         label = self.spec.label
         return label if len(label) <= MAX_LABEL else self.name
 
     def with_examples(self) -> "ResolvedEncoding":
+        """Return the same with an example for each required option without a value."""
         values = self.spec.with_examples().values
         typed = self.config.encoding
-        examples = {option: value for option, value in values.items() if typed.get(option, {}) != value}
-        return replace(self, config=replace(self.config, encoding=values), examples=examples)
+        examples: dict[str, Any] = {}
+        for option, value in values.items():
+            if typed.get(option, {}) != value:
+                examples[option] = value
+        config = replace(self.config, encoding=values)
+        return replace(self, config=config, examples=examples)
 
 
 def parameter_count(encoding: "Composition") -> int:
+    """Return the number of an encoding's parameters."""
     return sum(parameter.numel() for parameter in encoding.parameters())
 
 
 def resolve(arguments: Sequence[str], search: Sequence[Path] = ()) -> list[ResolvedEncoding]:
-    """Resolve each encoding that `arguments` name, with the overrides that are there.
+    """Resolve each encoding that `arguments` name, with their overrides.
 
-    An option of an encoding goes to those that have it; one that has no default gets an example. Raises
-    `UserError` for what cannot be, such as an encoding that cannot be built.
+    An option goes to the encodings that have it; a required option without a value gets an example. Raises
+    `UserError`, also for an encoding that cannot be built.
     """
-    configs = configs_of(arguments, search)
-    subjects = [ResolvedEncoding(name, config).with_examples() for name, config in configs.items()]
-    for subject in subjects:
+    subjects: list[ResolvedEncoding] = []
+    for name, config in configs_of(arguments, search).items():
+        subject = ResolvedEncoding(name, config).with_examples()
+        subjects.append(subject)
         for option, value in subject.examples.items():
-            say(f"{subject.name} has no default for {option}: {option}={value} is taken, an example")
+            taken = f"{option}={value}"
+            say(f"{subject.name} has no default for {option}: {taken} is taken, an example")
         _ = subject.encoding  # is built, and kept
     return subjects
 
@@ -92,14 +97,17 @@ def resolve(arguments: Sequence[str], search: Sequence[Path] = ()) -> list[Resol
 def resolve_timed(
     arguments: Sequence[str], search: Sequence[Path] = ()
 ) -> tuple[str, list[ResolvedEncoding]]:
-    """Return the overrides that a table names, and the reference followed by the encodings to time.
+    """Return the overrides for a table's title, and the encodings to time, the reference first.
 
-    No name means all encodings. Raises `UserError`.
+    Arguments without a name mean all encodings. Raises `UserError`.
     """
     names, typed = names_and_overrides(arguments)
     overrides = [*os.environ.get(OVERRIDES_VARIABLE, "").split(), *typed]
     shared = in_sections(overrides, SHARED)
+    if not names:
+        names = names_in("encoding", search)
     subjects = resolve([REFERENCE, *shared], search)
-    subjects += resolve([*(names or names_in("encoding", search)), *overrides], search)
+    subjects += resolve([*names, *overrides], search)
     setting = without_keys(shared, (*MACHINE_KEYS, "results_dir"))
-    return " ".join(setting), list({subject.label: subject for subject in subjects}.values())
+    by_label = {subject.label: subject for subject in subjects}
+    return " ".join(setting), list(by_label.values())

@@ -1,4 +1,4 @@
-"""What `pe-bench speed` measures: one window of random bytes, as `eval` scores it.
+"""The time and memory of an encoding: `pe-bench speed` scores a window of random bytes as `eval` would.
 
 Letters: B batch, H query heads, T tokens, K head width.
 """
@@ -37,17 +37,18 @@ from pe_bench.system.signals import INTERRUPTIONS
 BYTES = 256
 REPEATS = 5  # of a pass, at least
 MAX_REPEATS = 25
-SHORT = 0.5  # seconds: a pass is repeated for so long if that is not more often than `MAX_REPEATS`
+SHORT = 0.5  # seconds, for which a pass is repeated, but at most `MAX_REPEATS` times
 
-# What is measured: of two rows with the same, the later one holds.
+# Columns that tell measurements apart: of two rows with the same values, the later row is kept.
 KEY = ["encoding", "setting", "model", "length", "pass", "device", "processor", "threads", "dtype"]
 # Of the machine and the program, in all rows of a command.
 FACTS = ("device", "processor", "threads", "torch", "pe_bench", "date")
-# setting: the command's words that are no option of the encoding. batch: windows in one pass. path: of
-# attention; those of several layers joined by +. status: ok, undefined, out_of_memory or failed, with a
-# reason. relative: to the reference, the median of ratios of neighbours in time, of which half lie between
-# relative_low and relative_high. milliseconds: of the reference, the median; of the others, that times
-# `relative`, which load hardly moves. peak_memory_mb: above what was held before.
+# setting: the command's words without the encoding's options. batch: windows in one pass. path: of attention;
+# the paths of several layers are joined by +. status: ok, undefined, out_of_memory or failed, with a reason.
+# relative: the median ratio of a pass to the reference's pass just before; half of the ratios lie between
+# relative_low and relative_high. milliseconds: of the reference, the median; of another encoding, the
+# reference's times `relative`, because load hardly moves a ratio. peak_memory_mb: above the memory in use
+# before the pass.
 COLUMNS = [
     *("encoding", "setting", "model", "length", "pass", "batch", "path", "status", "reason"),
     *("milliseconds", "tokens_per_second", "relative", "relative_low", "relative_high", "peak_memory_mb"),
@@ -58,10 +59,10 @@ Row = dict[str, Any]  # one encoding at one length: each column's value, None wh
 
 
 class Pass(Protocol):
-    """What is timed: `batch` windows, with attention on `path`."""
+    """A piece of work to be timed."""
 
-    batch: int
-    path: str
+    batch: int  # windows
+    path: str  # of attention
 
     def __call__(self) -> object: ...
 
@@ -77,7 +78,8 @@ class ScoringPass:
         zero = np.zeros(1, np.int64)
         end = np.array([length + 1])
         targets = tokens_in_a_part(config.eval.resolved_target_tokens(config.train.length), length)
-        self.plan = paired_plan(TargetBlocks(zero, end, zero, zero, end, length, targets, ""), length)
+        blocks = TargetBlocks(zero, end, zero, zero, end, length, targets, "")
+        self.plan = paired_plan(blocks, length)
         self.scorer = Scorer(model, data.validation, config.eval)
         with torch.no_grad():
             self.path = path_of(model, config, 1, length, getattr(torch, config.eval.precision))
@@ -87,22 +89,25 @@ class ScoringPass:
 
 
 def path_of(model: Decoder, config: Config, batch: int, tokens: int, dtype: torch.dtype) -> str:
-    """Name the paths that the layers choose for all queries of a pass, of training where gradients are on."""
+    """Name the attention paths that the layers choose; with gradients on, for a training step."""
     device = model.output_weight.device
     train = torch.is_grad_enabled()
     tokens_BT = torch.zeros(batch, tokens, dtype=torch.long, device=device)
-    ids = model.encoding.ids(tokens_BT, train=train, generator=torch.Generator().manual_seed(0))
+    generator = torch.Generator().manual_seed(0)
+    ids = model.encoding.ids(tokens_BT, train=train, generator=generator)
     shape = (batch, config.model.n_heads, tokens, config.model.d_head)
     q_BHTK = torch.zeros((), dtype=dtype, device=device, requires_grad=train).expand(shape)
     with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
         layers = map(model.encoding.layer, range(config.model.n_layers))
-        return "+".join(dict.fromkeys(choose(layer, q_BHTK, ids).name for layer in layers))
+        names = dict.fromkeys(choose(layer, q_BHTK, ids).name for layer in layers)
+    return "+".join(names)
 
 
 def random_data(tokens: int) -> Data:
-    """Make one document of random bytes for training, which validates too."""
-    drawn = np.random.default_rng(0).integers(BYTES, size=tokens).astype(np.uint16)
-    split = Split(drawn, np.array([0, tokens]), np.arange(1, tokens + 1, dtype=np.uint32))
+    """Make one document of random bytes, which is both the training and the validation text."""
+    drawn = np.random.default_rng(0).integers(BYTES, size=tokens)
+    byte_counts = np.arange(1, tokens + 1, dtype=np.uint32)
+    split = Split(drawn.astype(np.uint16), np.array([0, tokens]), byte_counts)
     tokenizer = ByteTokenizer()
     names = ("random", "", tokenizer.label, tuple(tokenizer.vocabulary), tokenizer.end_of_text)
     return Data(*names, split, split)
@@ -113,20 +118,21 @@ def random_data(tokens: int) -> Data:
 
 @dataclass(frozen=True)
 class Bench:
-    """How a command times encodings; `facts` are the columns that its rows share."""
+    """Times encodings on a device."""
 
-    facts: Mapping[str, Any]
+    facts: Mapping[str, Any]  # columns that all rows share
     device: torch.device
-    repeats: int | None = None
+    repeats: int | None = None  # of a pass; None: by its time
     make: Callable[[Config, EncodingSpec, int, torch.device], Pass] = ScoringPass
 
     def rows(self, subjects: Sequence[ResolvedEncoding], lengths: Sequence[int]) -> Iterator[Row]:
         """Yield a row with the time and memory of each subject at each length.
 
-        The first subject is the reference: the others' passes alternate with its own, for the ratio of times.
+        The first subject is the reference: its passes alternate with another subject's, for the ratio of
+        times.
         """
-        with suppress(Exception):  # the same pass is about to be measured, and says what is wrong
-            self._pass(subjects[0], lengths[0])()  # the first pass loads libraries, which cost no encoding
+        with suppress(Exception):  # the measured pass raises the same error, which is reported
+            self._pass(subjects[0], lengths[0])()  # loads libraries, whose time is no encoding's
         for length in lengths:
             reference = None
             milliseconds = 0.0
@@ -141,10 +147,7 @@ class Bench:
     def _row(
         self, subject: ResolvedEncoding, length: int, reference: Pass | None, milliseconds: float
     ) -> tuple[Row, Pass | None]:
-        """Time one encoding; return its row, and the pass if there is one.
-
-        `milliseconds` are those of the reference.
-        """
+        """Time one encoding; return its row, and its pass unless it failed. milliseconds: the reference's."""
         row: Row = {**dict.fromkeys(COLUMNS), **self.facts, "path": "", "status": "ok", "reason": ""}
         row |= {"encoding": subject.label, "length": length, "model": subject.config.model.name}
         row["repeats"] = 0
@@ -168,7 +171,7 @@ class Bench:
 def time_pass(
     timed: Pass, reference: Pass | None, repeats: int | None, device: torch.device
 ) -> tuple[list[float], list[float]]:
-    """Return the milliseconds of each pass, and their ratios to a pass of the reference just before."""
+    """Return the milliseconds of each pass, and its ratio to a pass of the reference just before."""
     milliseconds: list[float] = []
     ratios: list[float] = []
     if reference is not None:
@@ -179,7 +182,8 @@ def time_pass(
         count = len(milliseconds)
         if repeats is not None or count < REPEATS:
             return count >= (repeats or REPEATS)
-        return count >= MAX_REPEATS or time.perf_counter() - began >= SHORT
+        seconds = time.perf_counter() - began
+        return count >= MAX_REPEATS or seconds >= SHORT
 
     while not is_enough():
         before = None if reference is None else _milliseconds(reference, device)
@@ -203,7 +207,7 @@ def wait_for(device: torch.device) -> None:
 
 
 def numbers_of(milliseconds: Sequence[float], ratios: Sequence[float], reference: float, tokens: int) -> Row:
-    """Return the columns of numbers of passes with so many tokens; `reference` is in milliseconds."""
+    """Return the columns with numbers. tokens: of a pass. reference: the reference's milliseconds."""
     usual = median(milliseconds)
     relatives: dict[str, float | None] = dict.fromkeys(("relative_low", "relative", "relative_high"))
     if ratios:
@@ -218,7 +222,7 @@ def numbers_of(milliseconds: Sequence[float], ratios: Sequence[float], reference
 
 
 def outcome_of(error: BaseException) -> tuple[str, str]:
-    """Return the status and reason of a row without numbers. Raises the error again if it is our fault."""
+    """Return the status and reason of a row without numbers. Raises an error of pe-bench's own code again."""
     reason = " ".join(str(error).split())
     if is_out_of_memory(error):
         return "out_of_memory", reason
@@ -231,9 +235,9 @@ def outcome_of(error: BaseException) -> tuple[str, str]:
 
 
 def peak_of(first: Pass, device: torch.device) -> float | None:
-    """Measure the megabytes that a first pass needs above what was held before it, such as the weights.
+    """Measure the megabytes that a first pass needs above the memory in use, such as the weights.
 
-    On a GPU of PyTorch's tensors, else of the whole process; None where the system cannot tell.
+    The memory is that of PyTorch's tensors on a GPU, else of the whole process; None if it is not known.
     """
     gc.collect()
     with PeakMemory(device) as before:
@@ -247,11 +251,14 @@ def peak_of(first: Pass, device: torch.device) -> float | None:
 
 
 def write_rows(path: Path, rows: Sequence[Row]) -> None:
-    """Add rows to a file, in place of those that measured the same."""
+    """Add rows to a CSV file; they replace rows with the same values of `KEY`."""
     texts = []
     for row in rows:
-        known = {name: str(value) for name, value in row.items() if value is not None}
-        texts.append(dict.fromkeys(COLUMNS, "") | known)
+        text = dict.fromkeys(COLUMNS, "")
+        for name, value in row.items():
+            if value is not None:
+                text[name] = str(value)
+        texts.append(text)
     every = pandas.DataFrame(texts, columns=COLUMNS)
     with name_write_errors(path):
         if path.exists():
@@ -263,7 +270,7 @@ def write_rows(path: Path, rows: Sequence[Row]) -> None:
 
 TABLE = ("encoding", "tokens", "attention", "ms", "tokens/s", f"x {REFERENCE}", "spread", "MB")
 WORDS = ("encoding", "attention")  # columns of words
-OF_PASS = {"score": "scoring one window", "train": "a training step"}
+PASS_TEXTS = {"score": "scoring one window", "train": "a training step"}
 NOTES = (
     f"x {REFERENCE}: median of the ratios to a pass of {REFERENCE} just before",
     "spread: half of these ratios lie within this much of the median",
@@ -277,43 +284,53 @@ def grid_of(rows: Sequence[Row]) -> Grid:
     first = rows[0]
     machine = first["processor"] if first["device"] == "cpu" else first["device"]
     title = [
-        f"{OF_PASS[first['pass']]}, {first['model']} model, random bytes, {first['dtype']}",
-        f"{machine}, threads={first['threads']}, torch {first['torch']}, pe-bench {first['pe_bench']}",
+        "{}, {model} model, random bytes, {dtype}".format(PASS_TEXTS[first["pass"]], **first),
+        "{}, threads={threads}, torch {torch}, pe-bench {pe_bench}".format(machine, **first),
     ]
     if first["setting"]:
         title.append(first["setting"])
-    # The cheapest at the longest length comes first, and those without a number there last.
+    # The cheapest at the longest length comes first, an encoding without a number there last.
     longest = max(row["length"] for row in rows)
-    costs = {row["encoding"]: row["relative"] or math.inf for row in rows if row["length"] == longest}
-    ordered = sorted(rows, key=lambda row: (costs[row["encoding"]], row["encoding"], row["length"]))
-    columns = []
+    at_longest = [row for row in rows if row["length"] == longest]
+    costs = {row["encoding"]: row["relative"] or math.inf for row in at_longest}
+
+    def place(row: Row) -> tuple[float, str, int]:
+        return costs[row["encoding"]], row["encoding"], row["length"]
+
+    columns: list[Column] = []
     for name in TABLE:
-        columns.append(Column(name, is_left=True, least=MIN_FOLDED) if name in WORDS else Column(name))
-    reasons = {f"{row['encoding']} at {row['length']:,}: {row['reason']}" for row in rows if row["reason"]}
-    cells = [list(map(Cell, texts_of(row))) for row in ordered]
-    return Grid(columns, cells, title, notes=[*NOTES, *sorted(reasons)], keys=2)
+        column = Column(name)
+        if name in WORDS:
+            column = Column(name, is_left=True, least=MIN_FOLDED)
+        columns.append(column)
+    failed = [row for row in rows if row["reason"]]
+    reasons = {"{encoding} at {length:,}: {reason}".format(**row) for row in failed}
+    cells = [list(map(Cell, texts_of(row))) for row in sorted(rows, key=place)]
+    notes = [*NOTES, *sorted(reasons)]
+    return Grid(columns, cells, title, notes=notes, keys=2)
 
 
 def texts_of(row: Row) -> list[str]:
     """Return the cells of a row."""
     texts = [row["encoding"], f"{row['length']:,}"]
     if row["status"] != "ok":
-        return [*texts, row["status"].replace("_", " "), *[""] * 5]
-    texts += [row["path"], number(row["milliseconds"]), f"{row['tokens_per_second']:,.0f}"]
+        empty = [""] * 5
+        return [*texts, row["status"].replace("_", " "), *empty]
+    texts += [row["path"], number(row["milliseconds"])]
+    texts.append(f"{row['tokens_per_second']:,.0f}")
     relative = row["relative"]
     spread = ""
     if row["relative_low"] is not None and row["repeats"] > 1:
-        furthest = max(relative - row["relative_low"], row["relative_high"] - relative)
-        spread = f"{furthest / relative:.0%}"
+        below = relative - row["relative_low"]
+        above = row["relative_high"] - relative
+        spread = f"{max(below, above) / relative:.0%}"
     memory = row["peak_memory_mb"]
-    return [
-        *texts,
-        "" if relative is None else f"{relative:.2f}",
-        spread,
-        "" if memory is None else f"{memory:,.0f}",
-    ]
+    texts.append("" if relative is None else f"{relative:.2f}")
+    texts.append(spread)
+    texts.append("" if memory is None else f"{memory:,.0f}")
+    return texts
 
 
 def number(value: float) -> str:
-    """Spell a number with three digits, or with all before the point."""
+    """Write a number with three digits, a number from 100 on with all digits before the point."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

@@ -1,4 +1,4 @@
-"""What a trained model does, as one picture: its encoding by distance, and its attention in one window.
+"""A trained model as one picture: its encoding by distance, and its attention in one window.
 
 Letters: B batch, T tokens, D model width, H query heads.
 """
@@ -29,7 +29,7 @@ from pe_bench.inspection.picture import (
     limits_of,
 )
 from pe_bench.inspection.resolve import ResolvedEncoding
-from pe_bench.model.attention.reference import logits, project, weigh
+from pe_bench.model.attention.reference import attention_weights, logits, project
 from pe_bench.model.decoder import Decoder
 from pe_bench.model.layers import Block, SelfAttention
 from pe_bench.render.paper import COLOURS, GREY, STROKES, wrapped
@@ -43,7 +43,7 @@ NOTES = (
 
 
 def trained_encoding(config: Config, encoding: Composition) -> ResolvedEncoding:
-    """Return the encoding of a trained model, to be looked at as one that an argument names."""
+    """Return the encoding of a trained model in the form of an encoding that an argument names."""
     return ResolvedEncoding(config.encoding["name"], config, trained=encoding)
 
 
@@ -71,17 +71,19 @@ def attention_by_layer(model: Decoder, tokens_BT: Tensor, ids: Tensor) -> list[n
 
 
 def _weights(module: SelfAttention, x_BTD: Tensor, layer: LayerEncoding, ids: Tensor) -> Tensor:
-    """Return the attention weights [B, H, T, T] of a layer whose normed input is x."""
+    """Return the attention weights [B, H, T, T] of a layer. x_BTD: its input after the norm."""
     projected = (module.query(x_BTD), module.key(x_BTD), module.value(x_BTD))
     q_BHTK, k_BHTK, _ = layer.convolve(*module.heads(*projected))
     queries, keys = project(layer, x_BTD, q_BHTK, k_BHTK, ids)
-    scores, visible = logits(layer, queries, keys, 1 / math.sqrt(module.d_head))
-    weights = weigh(layer, scores, visible, queries)
-    return weights.expand(len(x_BTD), q_BHTK.shape[1], -1, -1)
+    scale = 1 / math.sqrt(module.d_head)
+    scores, visible = logits(layer, queries, keys, scale)
+    weights = attention_weights(layer, scores, visible, queries)
+    batch, heads = q_BHTK.shape[:2]
+    return weights.expand(batch, heads, -1, -1)
 
 
 def rows_by_layer(subject: ResolvedEncoding) -> list[Row]:
-    """Return a row for each layer, up to the training length where the encoding has no meaning past it."""
+    """Return a row for each layer; it ends at the training length if the encoding has no meaning past it."""
     length = subject.config.train.length
     reach = length if subject.encoding.past_training == "undefined" else REACH * length
     rows = []
@@ -89,24 +91,28 @@ def rows_by_layer(subject: ResolvedEncoding) -> list[Row]:
         scores = curves.scores_by_distance(subject, subject.encoding.layer(number), reach)
         weights = scores.weights.numpy().mean(0)
         drawn = (scores.scores.numpy(), scores.meaning, weights)
-        rows.append(Row(f"layer {number}", COLOURS[3], STROKES[0], length, *drawn))
+        row = Row(f"layer {number}", COLOURS[3], STROKES[0], length, *drawn)
+        rows.append(row)
     return rows
 
 
 def draw_trained(title: str, subject: ResolvedEncoding, attention: Sequence[np.ndarray | None]) -> Figure:
-    """Return a figure with a row for each layer, below what is added to the input where anything is.
+    """Draw a row for each layer, below a row for the input if the encoding changes the input.
 
-    attention: the weights [T, T] of each layer; None for one without softmax.
+    attention: the weights [T, T] of each layer; None for a layer without softmax.
     """
     rows = rows_by_layer(subject)
-    first = input_row(subject, COLOURS[3], rows[0].curves.shape[-1])
+    reach = rows[0].curves.shape[-1]
+    first = input_row(subject, COLOURS[3], reach)
     height = len(rows) + (first is not None)
-    figure = Figure(figsize=(WIDTH, HEIGHT * height + 0.5), layout="constrained")
+    size = (WIDTH, HEIGHT * height + 0.5)
+    figure = Figure(figsize=size, layout="constrained")
     grid = figure.add_gridspec(height, 2, width_ratios=[3, 2])
     limits = limits_of(rows)
     if first is not None:
         draw_curves(figure.add_subplot(grid[0, 0]), first, limits)
-    for index, (row, weights) in enumerate(zip(rows, attention, strict=True), height - len(rows)):
+    panels = zip(rows, attention, strict=True)
+    for index, (row, weights) in enumerate(panels, height - len(rows)):
         draw_curves(figure.add_subplot(grid[index, 0]), row, limits)
         if weights is not None:
             _draw_attention(figure.add_subplot(grid[index, 1]), weights)
@@ -117,9 +123,11 @@ def draw_trained(title: str, subject: ResolvedEncoding, attention: Sequence[np.n
 
 def _draw_attention(axes: Axes, weights: np.ndarray) -> None:
     length = len(weights)
-    seen = np.ma.masked_where(np.triu(np.ones_like(weights, bool), 1), weights)
-    look: dict[str, Any] = {"cmap": "Blues", "norm": PowerNorm(0.4, 0, float(weights.max()) or 1.0)}
-    axes.imshow(seen, **look, extent=(0, length, length, 0), interpolation="nearest")
+    is_later = np.triu(np.ones_like(weights, bool), 1)
+    seen = np.ma.masked_where(is_later, weights)
+    largest = float(weights.max()) or 1.0
+    shades = PowerNorm(0.4, 0, largest)
+    axes.imshow(seen, "Blues", shades, extent=(0, length, length, 0), interpolation="nearest")
     ticks = [0, length // 2, length]
     axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
     axes.set_yticks(ticks, [f"{tick:,}" for tick in ticks])

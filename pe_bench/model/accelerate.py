@@ -1,9 +1,9 @@
-"""Faster forms of the decoder's layers, which compute what those of `layers.py` do; registered here alone.
+"""Faster forms of the decoder's layers, with the results of `layers.py`; only `FASTER` registers them.
 
-In float32 on a CPU, compiled code (`pe_bench.native`) computes what lies between the products of matrices,
-with gradients written by hand, and `products.py` multiplies. On a GPU with gradients, PyTorch's compiler
-fuses what lies between the products. Everywhere else (other types, autocast, without a compiler) these
-classes do what the plain ones do.
+In float32 on a CPU, `products.py` multiplies matrices, and compiled code (`pe_bench.native`) computes norms,
+activations and losses between the products, with gradients written by hand. On a GPU with gradients,
+PyTorch's compiler fuses the operations between the products. In all other cases (other types, autocast, no
+compiler) these classes call the plain layers.
 
 Letters: B batch, T tokens, D model width, F width of the feedforward layer, E = 2 F, V tokens of the
 vocabulary, N tokens of all windows.
@@ -22,7 +22,7 @@ from pe_bench.model.products import addmm, linear, mm, weight_gradients
 from pe_bench.native import layers as native
 from pe_bench.native.inductor import fused_on_gpu, is_compiled_for
 
-# So many tokens of each sequence pass through a feedforward layer at a time, where no gradient is wanted.
+# Tokens of each sequence in one call of a feedforward layer, without gradients.
 FEEDFORWARD_TOKENS = 4_096
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -31,8 +31,7 @@ Model = TypeVar("Model", bound=nn.Module)
 def accelerate(model: Model) -> Model:
     """Give the layers of a model their faster forms, and return it.
 
-    Their parameters stay what they are, so that `state_dict` does not change. To be called before a model is
-    sharded, which gives its blocks classes of their own.
+    Parameters and `state_dict` stay as they are. Sharding, which changes the classes of blocks, comes later.
     """
     for module in model.modules():
         module.__class__ = FASTER.get(type(module), type(module))
@@ -40,10 +39,12 @@ def accelerate(model: Model) -> Model:
 
 
 def is_native(x: Tensor, *more: Tensor) -> bool:
-    """Return whether compiled code serves these tensors."""
-    single = all(tensor.dtype == torch.float32 for tensor in (x, *more))
-    on_cpu = x.device.type == "cpu" and not torch.is_autocast_enabled("cpu")
-    return single and on_cpu and x.numel() > 0 and native.kernel().library is not None
+    """Return true if compiled code serves these tensors."""
+    if any(tensor.dtype != torch.float32 for tensor in (x, *more)):
+        return False
+    if x.device.type != "cpu" or torch.is_autocast_enabled("cpu"):
+        return False
+    return x.numel() > 0 and native.kernel().library is not None
 
 
 # Layers
@@ -66,14 +67,15 @@ class FastLinear(Linear):
 
 
 class FastSwiGLU(SwiGLU):
-    """Without gradients, tokens pass in parts, so that long texts need little memory."""
+    """Without gradients, tokens are computed in parts, so long texts need little memory."""
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         if torch.is_grad_enabled():
             return super().forward(x_BTD)
-        return torch.cat([self._of_part(part) for part in x_BTD.split(FEEDFORWARD_TOKENS, 1)], 1)
+        parts = x_BTD.split(FEEDFORWARD_TOKENS, 1)
+        return torch.cat([self._forward_part(part) for part in parts], 1)
 
-    def _of_part(self, x_BTD: Tensor) -> Tensor:
+    def _forward_part(self, x_BTD: Tensor) -> Tensor:
         if not is_native(x_BTD, self.gate.weight, self.up.weight):
             return super().forward(x_BTD)
         both_ED = torch.cat([self.gate.weight, self.up.weight])
@@ -81,7 +83,7 @@ class FastSwiGLU(SwiGLU):
 
 
 class FastBlock(Block):
-    """With gradients, all of a block but its attention is two functions with gradients of their own."""
+    """With gradients, two functions with hand-written gradients compute the block around its attention."""
 
     def forward(
         self, x_BTD: Tensor, encoding: LayerEncoding, ids: Tensor, window: int | None, first: int = 0
@@ -90,10 +92,12 @@ class FastBlock(Block):
         before = (self.attention_norm, attention.query, attention.key, attention.value)
         weights = [layer.weight for layer in before]
         is_fused = is_compiled_for(x_BTD)
-        if first or not torch.is_grad_enabled() or not (is_fused or is_native(x_BTD, *weights)):
+        can_accelerate = first == 0 and torch.is_grad_enabled()
+        if not can_accelerate or not (is_fused or is_native(x_BTD, *weights)):
             return super().forward(x_BTD, encoding, ids, window, first)
         project = project_fused if is_fused else Projections.apply
-        normed_BTD, queries, keys, values = cast(tuple[Tensor, ...], project(x_BTD, *weights))
+        projected = cast(tuple[Tensor, ...], project(x_BTD, *weights))
+        normed_BTD, queries, keys, values = projected
         read = attention.read(normed_BTD, queries, keys, values, encoding, ids, window)
         ffn = self.feedforward
         after = (attention.output, self.feedforward_norm, ffn.gate, ffn.up, ffn.down)
@@ -129,7 +133,7 @@ FASTER: dict[type[nn.Module], type[nn.Module]] = {
 
 @fused_on_gpu
 def project_fused(x_BTD: Tensor, norm_D: Tensor, *matrices: Tensor) -> tuple[Tensor, ...]:
-    """Return the norm of x, and its products with matrices [*, D]."""
+    """Return norm(x), and the product of norm(x) with each of the matrices [*, D]."""
     normed_BTD = functional.rms_norm(x_BTD, norm_D.shape, norm_D, EPSILON)
     return normed_BTD, *(functional.linear(normed_BTD, matrix) for matrix in matrices)
 
@@ -144,7 +148,7 @@ def finish_block_fused(
     up_FD: Tensor,
     down_DF: Tensor,
 ) -> Tensor:
-    """Return the output of a block from its input and what its attention read."""
+    """Return the output of a block, from its input x and from `read`, the heads' output of its attention."""
     x_BTD = functional.linear(read, output) + x_BTD
     normed_BTD = functional.rms_norm(x_BTD, norm_D.shape, norm_D, EPSILON)
     gate_BTF = functional.silu(functional.linear(normed_BTD, gate_FD))
@@ -158,11 +162,11 @@ def nll_fused(hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor) -> Tensor
     return functional.cross_entropy(logits_NV.float(), targets_N, reduction="none")
 
 
-# Functions with gradients of their own
+# Functions with hand-written gradients
 
 
 class Projections(torch.autograd.Function):
-    """A norm, and products of it with matrices [*, D]."""
+    """norm(x), and its products with matrices [*, D]."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight_D: Tensor, *matrices: Tensor) -> tuple[Tensor, ...]:
@@ -193,11 +197,8 @@ class Projections(torch.autograd.Function):
         assert grad_rows_ND is not None, "some output has a gradient"
         grads = iter(weight_gradients(rows_ND, *grad_products_N))
         grad_x, grad_weight = native.rms_norm_backward(grad_rows_ND.contiguous(), x, weight_D, factor_N, None)
-        return (
-            grad_x,
-            grad_weight,
-            *(None if grad_product is None else next(grads) for grad_product in grad_products),
-        )
+        grad_matrices = [None if grad_product is None else next(grads) for grad_product in grad_products]
+        return grad_x, grad_weight, *grad_matrices
 
 
 class AfterAttention(torch.autograd.Function):
@@ -221,24 +222,24 @@ class AfterAttention(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         (read_N, output, x_ND, weight_D, normed_ND, factor_N, both_NE, product_NF, both_ED, down_DF) = (
             ctx.saved_tensors
         )
-        slope_ND = slope.reshape(x_ND.shape).contiguous()
-        grad_down = mm(slope_ND.t(), product_NF)
-        grad_both_NE = native.swiglu_backward(mm(slope_ND, down_DF), both_NE)
+        grad_ND = grad_out.reshape(x_ND.shape).contiguous()
+        grad_down = mm(grad_ND.t(), product_NF)
+        grad_both_NE = native.swiglu_backward(mm(grad_ND, down_DF), both_NE)
         grad_gate, grad_up = weight_gradients(normed_ND, grad_both_NE)[0].chunk(2)
         grad_normed_ND = mm(grad_both_NE, both_ED)
-        grad_x_ND, grad_norm = native.rms_norm_backward(grad_normed_ND, x_ND, weight_D, factor_N, slope_ND)
-        grad_x = grad_x_ND.view(slope.shape)
-        grad_read = mm(grad_x_ND, output).view(*slope.shape[:-1], -1)
+        grad_x_ND, grad_norm = native.rms_norm_backward(grad_normed_ND, x_ND, weight_D, factor_N, grad_ND)
+        grad_x = grad_x_ND.view(grad_out.shape)
+        grad_read = mm(grad_x_ND, output).view(*grad_out.shape[:-1], -1)
         grad_output = mm(grad_x_ND.t(), read_N)
         return grad_x, grad_read, grad_output, grad_norm, grad_gate, grad_up, grad_down
 
 
 class NLL(torch.autograd.Function):
-    """The product with the output's matrix, and the NLL of each target."""
+    """The NLL of each target, from the product of hidden states with the output matrix."""
 
     @staticmethod
     def forward(ctx: Any, hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor) -> Tensor:
@@ -249,8 +250,8 @@ class NLL(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, slope_N: Tensor) -> tuple[Tensor, Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, grad_nll_N: Tensor) -> tuple[Tensor, Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
         hidden_ND, weight_VD, logits_NV, targets_N, normalizers = ctx.saved_tensors
-        grad_logits_NV = native.nll_backward(slope_N.contiguous(), logits_NV, targets_N, normalizers)
+        grad_logits_NV = native.nll_backward(grad_nll_N.contiguous(), logits_NV, targets_N, normalizers)
         [grad_weight_VD] = weight_gradients(hidden_ND, grad_logits_NV)
         return mm(grad_logits_NV, weight_VD), grad_weight_VD, None

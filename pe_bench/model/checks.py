@@ -1,4 +1,4 @@
-"""Checks of a model before it is trained or scored, and errors in users' own code in one line."""
+"""Checks of a model before it is trained or scored, and one-line errors for users' own code."""
 
 import sys
 import traceback
@@ -21,35 +21,38 @@ from pe_bench.system.terminal import say
 
 @torch.no_grad()
 def dry_run_training(model: Decoder, length: int, name: str = "NAME") -> None:
-    """Run the model on one window; `name` is what `pe-bench check` calls the encoding.
+    """Run the model on one window of this length, as training would.
 
-    Raises `UserError` for a length that the encoding refuses, an error in a user's own code, values that are
-    not finite from weights that are, and outputs that follow from later tokens.
+    name: of the encoding, for `pe-bench check`. Raises `UserError` for a length that the encoding refuses, an
+    error in a user's own code, infinite or NaN outputs of finite weights, and outputs that depend on later
+    tokens.
     """
     tokens = torch.zeros(1, length, dtype=torch.long)
     before = _saved_names(model.encoding)
     try:
         with user_code_errors(model.encoding):
-            ids = model.encoding.ids(tokens, train=True, generator=torch.Generator().manual_seed(0))
+            generator = torch.Generator().manual_seed(0)
+            ids = model.encoding.ids(tokens, train=True, generator=generator)
             hidden = model.hidden(tokens, ids)
     except LengthError as error:
         raise UserError(f"train.length={length}: {error}") from error
-    added = _saved_names(model.encoding) - before  # no saved weights would fit
+    added = _saved_names(model.encoding) - before  # saved weights would not fit
     late = sorted(name.rpartition(".")[2] for name in added)
     message = (
         f"the encoding makes {', '.join(late)} in a hook, where it would never learn: make it in __init__"
     )
     require(not late, message)
-    is_finite = hidden.isfinite().all() or not all(weight.isfinite().all() for weight in model.parameters())
-    message = f"the encoding gives values that are not finite in a window of {length} tokens: try"
-    require(bool(is_finite), f"{message} `pe-bench check {name}`")
+    if not hidden.isfinite().all():
+        has_finite_weights = all(weight.isfinite().all() for weight in model.parameters())
+        message = f"the encoding gives values that are not finite in a window of {length} tokens: try"
+        require(not has_finite_weights, f"{message} `pe-bench check {name}`")
     refuse_lookahead(model, length, name)
     for line in uncovered_files(model.encoding):
         say(f"warning: {line}")
 
 
 def _saved_names(encoding: nn.Module) -> set[str]:
-    """Return the names of the tensors that are saved. Raise `UserError` where a parameter is none."""
+    """Return the names of the tensors in `state_dict`. Raise `UserError` if a parameter is missing there."""
     state = encoding.state_dict()
     parameters = {name for name, _ in encoding.named_parameters()}
     unsaved = sorted(parameters - state.keys())
@@ -58,19 +61,18 @@ def _saved_names(encoding: nn.Module) -> set[str]:
     return set(state)
 
 
-# Refuse a model that reads later tokens: its scores would mean nothing.
+# The scores of a model that reads later tokens would mean nothing: such a model is refused.
 
 # Relative to the largest output. Fast paths may round differently in each row; a leak moves outputs by more.
 TOLERANCE = 1e-4
-MAX_ENDINGS = 16  # halves of a window with other tokens of the vocabulary
+MAX_ENDINGS = 16  # second halves of a window, with tokens of the vocabulary
 TEXTS = 4  # windows
 
 
 def refuse_lookahead(model: LanguageModel, length: int, name: str, weights: str = "") -> None:
-    """Raise `UserError` when outputs of a random window follow from tokens after them.
+    """Raise `UserError` if outputs of a random window of this length depend on later tokens.
 
-    `name` is what `pe-bench check` calls the encoding, and `weights` says with which weights it reads later
-    tokens, where these matter.
+    name: of the encoding, for `pe-bench check`. weights: a description of the weights, for the message.
     """
     with user_code_errors(model.encoding):
         problem = find_lookahead(model, length)
@@ -78,7 +80,7 @@ def refuse_lookahead(model: LanguageModel, length: int, name: str, weights: str 
 
 
 def refuse_lookahead_in_text(model: LanguageModel, texts: Tensor, name: str, weights: str = "") -> None:
-    """Raise `UserError` when outputs of windows of text [n, T] follow from tokens after them."""
+    """Raise `UserError` if outputs of windows of text [n, T] depend on later tokens."""
     with user_code_errors(model.encoding):
         problem = find_lookahead_in_text(model, texts)
     _refuse(problem, name, weights)
@@ -91,21 +93,25 @@ def _refuse(problem: str, name: str, weights: str) -> None:
 
 @torch.no_grad()
 def find_lookahead(model: LanguageModel, length: int, first: int = 0) -> str:
-    """Return how outputs of a window of this length move with tokens after them; empty where none does.
+    """Describe how outputs of a random window move with later tokens; empty if no output moves.
 
-    Windows with the same beginning and other tokens after it pass through the model as scoring has it: with
-    the ids that scoring gives them, and for the outputs from `first` on. Half of what is scored changes, and
-    then its last token alone, which shows what is read in the second half.
+    Outputs from `first` on are computed as in scoring, with the ids of scoring. First the second half of
+    these tokens changes, then the last token alone, which shows leaks within the second half.
     """
-    vocabulary, device = model.vocab_size, model.device
-    tokens_1T = torch.randint(vocabulary, (1, length), generator=torch.Generator().manual_seed(0)).to(device)
+    vocabulary = model.vocab_size
+    generator = torch.Generator().manual_seed(0)
+    tokens_1T = torch.randint(vocabulary, (1, length), generator=generator).to(model.device)
     hidden_1TD = _hidden_in_scoring(model, tokens_1T, first)
-    for beginning in sorted({first + (length - first) // 2, length - 1} - {first}):
+    middle = first + (length - first) // 2
+    for beginning in sorted({middle, length - 1} - {first}):
         changed_1T = tokens_1T.clone()
-        changed_1T[:, beginning:] = (tokens_1T[:, beginning:] + 1) % vocabulary
+        changed_1T[:, beginning:] += 1
+        changed_1T %= vocabulary
         other_1TD = _hidden_in_scoring(model, changed_1T, first)
-        before_2TD = torch.cat([hidden_1TD, other_1TD])[:, : beginning - first]
-        moved = float((before_2TD[0] - before_2TD[1]).abs().max())
+        both_2TD = torch.cat([hidden_1TD, other_1TD])
+        before_2TD = both_2TD[:, : beginning - first]
+        difference_TD = before_2TD[0] - before_2TD[1]
+        moved = float(difference_TD.abs().max())
         if moved > TOLERANCE * float(before_2TD.abs().max()):
             outputs = f"outputs of tokens {first} to {beginning - 1} of {length}"
             return f"{outputs} move by {moved:.2g} when those after them change"
@@ -114,12 +120,11 @@ def find_lookahead(model: LanguageModel, length: int, first: int = 0) -> str:
 
 @torch.no_grad()
 def find_lookahead_in_text(model: LanguageModel, texts: Tensor) -> str:
-    """Return how outputs of the first half of windows of text move with the second; empty where none does.
+    """Describe how outputs in the first halves of texts move with the second halves; empty if none moves.
 
-    texts: tokens [n, T]. The second half of each becomes that of the next window. That of the first window
-    becomes each token of the vocabulary once, in shuffled order and as many windows as that takes: so a
-    rare token that outputs follow from comes after them. Of a large vocabulary, pe-bench's own encodings see
-    a part.
+    texts: windows of tokens [n, T]. Each window gets the second half of the next window. The first window
+    also gets second halves with every token of the vocabulary, shuffled: an output may depend on a rare
+    token. For pe-bench's own encodings, a part of a large vocabulary is enough.
     """
     length = texts.shape[1]
     half = length // 2
@@ -129,20 +134,22 @@ def find_lookahead_in_text(model: LanguageModel, texts: Tensor) -> str:
         endings = endings[:MAX_ENDINGS]
     for row, text in enumerate(texts):
         first_TD = _first_half(model, text)
-        following = texts[(row + 1) % len(texts), half:]
+        next_text = texts[(row + 1) % len(texts)]
+        following = next_text[half:]
         for ending in (following, *endings) if row == 0 else (following,):
             changed = text.clone()
             changed[half : half + len(ending)] = ending
             changed_TD = _first_half(model, changed)
             moved = float((first_TD - changed_TD).abs().max()) if half else 0.0
-            if moved > TOLERANCE * max(float(first_TD.abs().max()), float(changed_TD.abs().max())):
+            largest = max(float(first_TD.abs().max()), float(changed_TD.abs().max()))
+            if moved > TOLERANCE * largest:
                 outputs = f"outputs of tokens 0 to {half - 1} of {length} of a text"
                 return f"{outputs} move by {moved:.2g} when those after them change"
     return ""
 
 
 def _first_half(model: LanguageModel, tokens_T: Tensor) -> Tensor:
-    """Return the outputs of the first half of a window, [T / 2, D]."""
+    """Return the outputs [T / 2, D] of the first half of a window."""
     hidden_1TD = _hidden_in_scoring(model, tokens_T[None].to(model.device), 0)
     return hidden_1TD[0, : len(tokens_T) // 2]
 
@@ -157,22 +164,22 @@ def _hidden_in_scoring(model: LanguageModel, tokens_1T: Tensor, first: int) -> T
         model.train(was_training)
 
 
-# Errors in encodings that users wrote: one line that says where, in place of a traceback.
+# Errors in users' own encodings are one line with the place of the error, without a traceback.
 
 
 @contextmanager
 def user_code_errors(
     *encodings: nn.Module, kind: type[UserError] | type[RunError] = UserError
 ) -> Iterator[None]:
-    """Raise an error of one line, of this kind, for errors in users' code, and let all other errors pass.
+    """Turn errors in users' code into a one-line error of this kind, and let all other errors pass.
 
-    Where one of `encodings` is a user's, errors of pe-bench's code are blamed on what its hooks returned.
+    If one of `encodings` is a user's, errors in pe-bench's code are blamed on the results of its hooks.
     """
     try:
         yield
     except (LengthError, UserError, *INTERRUPTIONS):
         raise
-    except BaseException as error:  # also SystemExit, which would end the program as if all was done
+    except BaseException as error:  # also SystemExit, which would end the program as if it had succeeded
         description = describe_user_code_error(error, *encodings)
         if description is None or is_out_of_memory(error):
             raise
@@ -182,13 +189,13 @@ def user_code_errors(
 def describe_user_code_error(error: BaseException, *encodings: nn.Module) -> str | None:
     """Return `FILE:LINE: AttributeError: ...` for an error in a user's code, None for any other.
 
-    Users' code is what was loaded from a file, and the modules of those of `encodings` that are not
-    pe-bench's. Where one of these is a user's, errors of pe-bench's code are blamed on what its hooks
-    returned, or on their parameters.
+    Users' code is all code loaded from a custom encoding's file, and the modules of `encodings` outside
+    pe-bench. If one of `encodings` is a user's, errors in pe-bench's code are blamed on the results or the
+    parameters of its hooks.
     """
     described = f"{type(error).__name__}: {public_text(first_line(error))}"
-    modules = [module for name, module in sys.modules.items() if name.startswith(OUTSIDE_MODULE)]
-    loaded = [getattr(module, "__file__", None) for module in modules]
+    names = [name for name in sys.modules if name.startswith(OUTSIDE_MODULE)]
+    loaded = [getattr(sys.modules[name], "__file__", None) for name in names]
     files = _users_files(encodings)
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if frame.filename in (*loaded, *files):
@@ -199,7 +206,7 @@ def describe_user_code_error(error: BaseException, *encodings: nn.Module) -> str
 
 
 def uncovered_files(encoding: nn.Module) -> list[str]:
-    """Return a line for each class of an encoding whose code has opened files that no identity covers."""
+    """Return a warning for each class of an encoding that has opened files which a run's identity omits."""
     lines = []
     for part_class in dict.fromkeys(type(part) for part in encoding.modules()):
         names = ", ".join(file.name for file in opened_later(part_class))
@@ -212,12 +219,13 @@ def uncovered_files(encoding: nn.Module) -> list[str]:
 
 
 def is_users_own(encoding: nn.Module) -> bool:
-    """Return whether any part of an encoding is a user's."""
+    """Return true if any part of an encoding is a user's own code."""
     return bool(_users_files([encoding]))
 
 
 def _users_files(encodings: Sequence[nn.Module]) -> list[str | None]:
-    """Return the files of the classes of encodings that are not pe-bench's own."""
+    """Return the files of the encodings' classes outside pe-bench."""
     parts = chain.from_iterable(encoding.modules() for encoding in encodings)
-    names = [type(part).__module__ for part in parts if isinstance(part, (LayerEncoding, PositionalEncoding))]
-    return [sys.modules[name].__file__ for name in dict.fromkeys(names) if not name.startswith("pe_bench.")]
+    encoding_parts = [part for part in parts if isinstance(part, (LayerEncoding, PositionalEncoding))]
+    names = dict.fromkeys(type(part).__module__ for part in encoding_parts)
+    return [sys.modules[name].__file__ for name in names if not name.startswith("pe_bench.")]

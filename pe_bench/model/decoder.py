@@ -23,7 +23,7 @@ from pe_bench.model.layers import Block, Linear, RMSNorm, TokenLoss
 
 
 class LanguageModel(nn.Module):
-    """A causal model under an encoding, with what scoring needs of ours and of Hugging Face checkpoints.
+    """A causal model under an encoding: what scoring reads of a decoder or of a Hugging Face model.
 
     Its layers attend through `pe_bench.model.attention`. Letter: N scored tokens.
     """
@@ -32,14 +32,14 @@ class LanguageModel(nn.Module):
     n_layers: int
     vocab_size: int
     windows: Mapping[int, int] = {}  # of single layers, in tokens; other layers have the window of the pass
-    # What a pass computes, as in `part`.
-    numbers: range
-    inputs: Iterator[Tensor] | None = None
-    outputs: list[Tensor] | None = None
+    # See `part`.
+    numbers: range  # of the layers that a pass computes
+    inputs: Iterator[Tensor] | None = None  # of the first of these layers
+    outputs: list[Tensor] | None = None  # of the last of these layers
 
     @property
     def has_parts(self) -> bool:
-        """Return whether `part` can compute some of the layers."""
+        """Return true if `part` can compute some of the layers."""
         return False
 
     @property
@@ -52,25 +52,24 @@ class LanguageModel(nn.Module):
 
     @property
     def fixed_encoding(self) -> str:
-        """Return why no other encoding can take the place of the model's; empty where one can."""
+        """Return the reason why the model's encoding cannot be replaced; empty if it can."""
         return ""
 
     def control_refusal(self, control: str, length: int) -> str:
-        """Return why a control cannot be scored with this model; empty where it can."""
+        """Return the reason why this model cannot be scored with a control; empty if it can."""
         return ""
 
     def hidden(self, tokens_BT: Tensor, ids: Tensor, window: int | None = None, first: int = 0) -> Tensor:
         """Return the normed output of the last layer for the tokens from `first` on, [B, T - first, D].
 
-        `ids` are the encoding's position ids. `window` limits the attention of every layer to that many
-        tokens, from outside.
+        ids: the encoding's position ids. window: tokens that each query sees at most, in every layer.
         """
         raise NotImplementedError
 
     def ends(self, tokens_BCT: Tensor, ids: Tensor, first: int) -> Tensor:
-        """Return the output of `hidden` for B x C windows, [B C, T - first, D], computed B windows at a time.
+        """Return `hidden` of the tokens from `first` on, for C endings of B windows, [B C, T - first, D].
 
-        The C windows of each B differ only in tokens after `first`. `ids` are of all windows [T] or [B C, T].
+        The C windows in tokens_BCT[b] differ only in tokens after `first`. ids: [T] or [B C, T].
         """
         count = tokens_BCT.shape[1]
         outputs = []
@@ -84,11 +83,11 @@ class LanguageModel(nn.Module):
         raise NotImplementedError
 
     def likeliest(self, hidden_ND: Tensor) -> Tensor:
-        """Return the likeliest next token of each, int64 [N]."""
+        """Return the most probable next token of each position, int64 [N]."""
         raise NotImplementedError
 
     def with_encoding(self, encoding: Composition) -> Self:
-        """Return a model with these weights and another encoding. Raise `UserError` where they do not fit."""
+        """Return a model with these weights and another encoding. Raise `UserError` if they do not fit."""
         return self._with(encoding)
 
     def _with(self, encoding: Composition) -> Self:
@@ -106,10 +105,10 @@ class LanguageModel(nn.Module):
         windows: Mapping[int, int],
         parts: Sequence[PositionalEncoding] | None = None,
     ) -> Self:
-        """Return a model with these weights and changes in some layers, by the numbers of the layers.
+        """Return a model with these weights and changes in some layers.
 
-        layers: new encodings by layer. windows: in tokens by layer, like the window of `hidden` for all
-        layers. parts: as in `Composition.changed`.
+        layers: new encodings by number of the layer. windows: windows in tokens, by number of the layer.
+        parts: as in `Composition.changed`.
         """
         raise NotImplementedError
 
@@ -118,9 +117,9 @@ class LanguageModel(nn.Module):
     ) -> Self:
         """Return a model of some layers with the same weights; this model is not changed.
 
-        inputs: of its first layer, one [B, T, D] for each pass; None to embed the tokens. outputs: each pass
-        adds the output [B, T, D] of its last layer. Without the last layer of all, what `hidden` returns says
-        nothing.
+        inputs: inputs [B, T, D] of its first layer, one for each pass; None to embed the tokens. outputs: a
+        list to which each pass appends the output [B, T, D] of its last layer. Without the model's last
+        layer, the result of `hidden` has no meaning.
         """
         other = self._with(self.encoding)
         other.numbers = numbers
@@ -130,17 +129,19 @@ class LanguageModel(nn.Module):
 
     def first_difference(self, other: "LanguageModel") -> int:
         """Return the first layer in which a model changed by `changed` differs from this model."""
-        if [*map(id, other.encoding.parts)] != [*map(id, self.encoding.parts)]:
+        own_parts = [*map(id, self.encoding.parts)]
+        if [*map(id, other.encoding.parts)] != own_parts:
             return 0
         for number in range(self.n_layers):
             is_same_layer = other.layer(number) is self.layer(number)
-            if not is_same_layer or other.windows.get(number) != self.windows.get(number):
+            is_same_window = other.windows.get(number) == self.windows.get(number)
+            if not (is_same_layer and is_same_window):
                 return number
         return self.n_layers
 
 
 class Decoder(LanguageModel):
-    """The decoder. Its weights draw from `generator` alone, so that no encoding changes them."""
+    """The decoder. Only `generator` draws its weights, so an encoding does not change them."""
 
     def __init__(
         self,
@@ -166,8 +167,9 @@ class Decoder(LanguageModel):
         return True
 
     def control_refusal(self, control: str, length: int) -> str:
-        layers = (self.encoding.layer(number) for number in range(self.n_layers))
-        if control == "window" and any(layer.overrides("attend") for layer in layers):
+        layers = [self.encoding.layer(number) for number in range(self.n_layers)]
+        has_recurrence = any(layer.overrides("attend") for layer in layers)
+        if control == "window" and has_recurrence:
             return "a layer without softmax sees no window: its state holds what all earlier tokens left"
         return ""
 
@@ -183,20 +185,21 @@ class Decoder(LanguageModel):
     def layers(self, x_BTD: Tensor, ids: Tensor, window: int | None = None, first: int = 0) -> Tensor:
         """Return the normed output of the last layer, [B, T - first, D], from the input of the first.
 
-        Only in the last layer can the tokens before `first` be left out: no later one reads their outputs.
+        Tokens before `first` are left out in the last layer alone: no later layer reads their outputs.
         """
         last = len(self.blocks) - 1
         for number in self.numbers:
             layer = self.encoding.layer(number)
             own_window = self.windows.get(number, window)
-            x_BTD = self.blocks[number](x_BTD, layer, ids, own_window, first if number == last else 0)
+            first_output = first if number == last else 0
+            x_BTD = self.blocks[number](x_BTD, layer, ids, own_window, first_output)
         if self.outputs is not None:
             self.outputs.append(x_BTD)
         return self.norm(x_BTD)
 
     def ends(self, tokens_BCT: Tensor, ids: Tensor, first: int) -> Tensor:
-        """Do as `LanguageModel.ends`; in every layer, first tokens are computed once for the C windows."""
-        if ids.dim() == 2:  # of each window, which may differ in its first tokens too
+        """As `LanguageModel.ends`; every layer computes first tokens once for the C windows."""
+        if ids.dim() == 2:  # windows with ids of their own may differ in first tokens too
             return super().ends(tokens_BCT, ids, first)
         count = tokens_BCT.shape[1]
         whole_BTD = self.embed(tokens_BCT.flatten(0, 1), ids)
@@ -227,7 +230,7 @@ class Decoder(LanguageModel):
 
     @property
     def output_weight(self) -> Tensor:
-        """Return [V, D]: the unscaled embedding where it is tied."""
+        """Return the output matrix [V, D]: the unscaled embedding if tied."""
         return self.embedding.weight if self.head is None else self.head.weight
 
     def nll(self, hidden_ND: Tensor, targets_N: Tensor) -> Tensor:
@@ -238,7 +241,8 @@ class Decoder(LanguageModel):
 
     def _initialise(self, model: ModelConfig, generator: torch.Generator | None) -> None:
         """Draw embeddings N(0, 1/D), linear layers N(0, 1/fan_in), residual outputs / sqrt(2 layers)."""
-        nn.init.normal_(self.embedding.weight, std=model.d_model**-0.5, generator=generator)
+        input_std = model.d_model**-0.5
+        nn.init.normal_(self.embedding.weight, std=input_std, generator=generator)
         for block in self.blocks:
             for name, linear in block.named_modules():
                 if isinstance(linear, nn.Linear):
@@ -247,14 +251,13 @@ class Decoder(LanguageModel):
                         std /= math.sqrt(2 * model.n_layers)
                     nn.init.normal_(linear.weight, std=std, generator=generator)
         if self.head is not None:
-            nn.init.normal_(self.head.weight, std=model.d_model**-0.5, generator=generator)
+            nn.init.normal_(self.head.weight, std=input_std, generator=generator)
 
 
 def build_decoder(config: Config, vocabulary: Sequence[str], encoding: EncodingSpec | None = None) -> Decoder:
-    """Build the decoder of a run on the CPU; weights and the encoding's parameters have streams of their own.
+    """Build the decoder of a run on the CPU, with separate random streams for weights and encoding.
 
-    `vocabulary` has the text of every token id; `encoding` is by default the one of `config`. Raises
-    `UserError`.
+    vocabulary: the text of every token id. encoding: None for the encoding of `config`. Raises `UserError`.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive_seed(config.seed, "encoding"))
@@ -264,13 +267,12 @@ def build_decoder(config: Config, vocabulary: Sequence[str], encoding: EncodingS
         return accelerate(Decoder(config.model, len(vocabulary), built, generator))
 
 
-# Random streams that are functions of what they are for, so that none disturbs another.
-#
-# A stream for each purpose and step, instead of one generator whose state goes on: a resumed run
-# draws what an unbroken one would have drawn, and a change of encoding moves no other stream.
+# A random stream for each purpose and step, instead of one generator with a state: a resumed run draws the
+# same numbers as an unbroken run, and a change of encoding moves no other stream.
 
 
 def derive_seed(seed: int, *purpose: str | int) -> int:
     """Return a 63-bit seed for one purpose, such as ("ids", step)."""
     text = "/".join(map(str, (seed, *purpose)))
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
+    digest = hashlib.sha256(text.encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1

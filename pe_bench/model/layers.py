@@ -1,6 +1,6 @@
-"""The layers of the decoder and its loss, in PyTorch: what they compute, and nothing of how it becomes fast.
+"""The layers of the decoder and its loss, in plain PyTorch.
 
-`accelerate.py` has faster forms of these classes, which compute the same.
+`accelerate.py` has faster forms of these classes with the same results.
 
 Letters: B batch, T tokens, D model width, F width of the feedforward layer, H query heads, K head width, V
 tokens of the vocabulary, N tokens of all windows.
@@ -14,7 +14,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from pe_bench.config.schema import ModelConfig
-from pe_bench.encodings.base import OF_ALL_QUERIES, LayerEncoding
+from pe_bench.encodings.base import FULL_SEQUENCE_HOOKS, LayerEncoding
 from pe_bench.model.attention import attention
 
 EPSILON = 1e-5  # of every norm
@@ -46,7 +46,7 @@ class SelfAttention(nn.Module):
         self.key = Linear(model.d_model, model.n_kv_heads * model.d_head)
         self.value = Linear(model.d_model, model.n_kv_heads * model.d_head)
         self.output = Linear(model.n_heads * model.d_head, model.d_model)
-        # Of each head, with scales that heads share, as in Qwen3 and Gemma 3.
+        # Norms of each head, with scales that heads share, as in Qwen3 and Gemma 3.
         self.query_norm = RMSNorm(model.d_head) if model.qk_norm else None
         self.key_norm = RMSNorm(model.d_head) if model.qk_norm else None
 
@@ -54,7 +54,7 @@ class SelfAttention(nn.Module):
         self, x_BTD: Tensor, encoding: LayerEncoding, ids: Tensor, window: int | None, first: int = 0
     ) -> Tensor:
         """Return the output for the tokens from `first` on, [B, T - first, D]; x is normed."""
-        start = 0 if encoding.overrides(*OF_ALL_QUERIES) else first
+        start = 0 if encoding.overrides(*FULL_SEQUENCE_HOOKS) else first
         queries = self.query(x_BTD[:, start:] if start else x_BTD)
         read = self.read(x_BTD, queries, self.key(x_BTD), self.value(x_BTD), encoding, ids, window)
         return self.output(read[:, first - start :] if first > start else read)
@@ -69,28 +69,29 @@ class SelfAttention(nn.Module):
         ids: Tensor,
         window: int | None,
     ) -> Tensor:
-        """Return the values that each query reads, [B, queries, H K].
+        """Return the output of attention for each query, [B, queries, H K].
 
-        x: the normed input. queries, keys, values: the outputs of their layers; the queries are the last
-        tokens of x.
+        x: the normed input. queries, keys, values: the projections of x; queries are of its last tokens.
         """
         q_BHTK, k_BHTK, v_BHTK = self.heads(queries, keys, values)
         read_BHTK = attention(encoding, x_BTD, q_BHTK, k_BHTK, v_BHTK, ids, window)
         return read_BHTK.transpose(1, 2).flatten(2)
 
     def heads(self, queries: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the outputs of the three layers by query heads, [B, H, T, K] each, before the encoding."""
-        q_BHTK, k_BHTK, v_BHTK = (
-            projected.unflatten(-1, (-1, self.d_head)).transpose(1, 2)
-            for projected in (queries, keys, values)
-        )
+        """Split the projections into query heads, [B, H, T, K] each, before the encoding."""
+        q_BHTK = self._split(queries)
+        k_BHTK = self._split(keys)
+        v_BHTK = self._split(values)
         if self.query_norm is not None and self.key_norm is not None:
             q_BHTK = self.query_norm(q_BHTK)
             k_BHTK = self.key_norm(k_BHTK)
-        if self.group > 1:  # for every query head, since encodings have parameters of each
+        if self.group > 1:  # encodings have parameters for every query head
             k_BHTK = k_BHTK.repeat_interleave(self.group, 1)
             v_BHTK = v_BHTK.repeat_interleave(self.group, 1)
         return q_BHTK, k_BHTK, v_BHTK
+
+    def _split(self, projected: Tensor) -> Tensor:
+        return projected.unflatten(-1, (-1, self.d_head)).transpose(1, 2)
 
 
 class SwiGLU(nn.Module):
@@ -107,7 +108,7 @@ class SwiGLU(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and a feedforward layer, each of the norm of its input and added to it."""
+    """Attention and a feedforward layer, each applied to the norm of its input and added to the input."""
 
     def __init__(self, model: ModelConfig):
         super().__init__()
@@ -120,30 +121,36 @@ class Block(nn.Module):
         self, x_BTD: Tensor, encoding: LayerEncoding, ids: Tensor, window: int | None, first: int = 0
     ) -> Tensor:
         """Return the output for the tokens from `first` on, [B, T - first, D]."""
-        x_BTD = self.attention(self.attention_norm(x_BTD), encoding, ids, window, first) + x_BTD[:, first:]
+        normed_BTD = self.attention_norm(x_BTD)
+        x_BTD = self.attention(normed_BTD, encoding, ids, window, first) + x_BTD[:, first:]
         return x_BTD + self.feedforward(self.feedforward_norm(x_BTD))
 
 
 class TokenLoss(nn.Module):
-    """The loss of next tokens, in chunks, so that logits are never tokens x vocabulary at once."""
+    """The loss of next tokens, in chunks: logits of all tokens never exist at once."""
 
     def forward(
         self, hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, has_loss_N: Tensor | None = None
     ) -> Tensor:
         """Return the negative log-likelihood of each target in nats, float32 [N].
 
-        has_loss_N: true for the targets whose loss is returned; None: all. Where gradients are wanted and the
-        tokens need several chunks, each chunk's logits are computed again in the backward pass, not kept.
+        has_loss_N: true for the targets whose loss is returned; None: all. With gradients and several chunks,
+        each chunk's logits are computed again in the backward pass, not kept.
         """
         if has_loss_N is not None:
             hidden_ND = hidden_ND[has_loss_N]
             targets_N = targets_N[has_loss_N]
         rows = max(1, LOGIT_ELEMENTS // weight_VD.shape[0])
         chunks = zip(hidden_ND.split(rows), targets_N.split(rows), strict=True)
-        if len(targets_N) <= rows or not torch.is_grad_enabled():
-            return torch.cat([self.chunk_nll(hidden, weight_VD, targets) for hidden, targets in chunks])
-        nll = [checkpoint(self.chunk_nll, hidden, weight_VD, t, use_reentrant=False) for hidden, t in chunks]
-        return torch.cat(cast(list[Tensor], nll))
+        recomputes = len(targets_N) > rows and torch.is_grad_enabled()
+        nll: list[Tensor] = []
+        for hidden, targets in chunks:
+            chunk = (hidden, weight_VD, targets)
+            if recomputes:
+                nll.append(cast(Tensor, checkpoint(self.chunk_nll, *chunk, use_reentrant=False)))
+            else:
+                nll.append(self.chunk_nll(*chunk))
+        return torch.cat(nll)
 
     def chunk_nll(self, hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor) -> Tensor:
         logits_NV = functional.linear(hidden_ND, weight_VD)

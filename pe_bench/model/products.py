@@ -1,7 +1,7 @@
 """Products of float32 matrices, by the library in PyTorch that uses the whole processor.
 
-PyTorch multiplies such matrices with MKL, which leaves AVX-512 unused on processors that are not Intel's.
-oneDNN, the other library in PyTorch, uses it there. No gradient flows through these functions.
+PyTorch multiplies float32 matrices with MKL, which uses AVX-512 only on Intel's processors; oneDNN, the other
+library in PyTorch, uses AVX-512 on all. No gradient flows through these functions.
 """
 
 from functools import cache
@@ -17,8 +17,8 @@ from pe_bench.system.machine import processor_facts
 def is_onednn_faster() -> bool:
     facts = processor_facts()
     has_avx512 = "avx512f" in facts.get("flags", "").split()
-    is_there = hasattr(torch.ops.mkldnn, "_linear_pointwise")
-    return has_avx512 and facts.get("vendor_id") != "GenuineIntel" and is_there
+    has_onednn = hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    return has_avx512 and facts.get("vendor_id") != "GenuineIntel" and has_onednn
 
 
 def linear(x: Tensor, weight: Tensor) -> Tensor:
@@ -35,13 +35,15 @@ def mm(a: Tensor, b: Tensor) -> Tensor:
 
 def addmm(c: Tensor, a: Tensor, b: Tensor) -> Tensor:
     """Return c + a b, as `torch.addmm` does."""
-    return linear(a, b.t()).add_(c) if is_onednn_faster() else torch.addmm(c, a, b)
+    if is_onednn_faster():
+        return linear(a, b.t()).add_(c)
+    return torch.addmm(c, a, b)
 
 
-def weight_gradients(rows_NK: Tensor, *slopes_NM: Tensor) -> list[Tensor]:
-    """Return the gradient [M, K] of each weight that rows were multiplied by, from that of its product."""
-    if not slopes_NM or not is_onednn_faster():
-        return [torch.mm(slope_NM.t(), rows_NK) for slope_NM in slopes_NM]
+def weight_gradients(rows_NK: Tensor, *grads_NM: Tensor) -> list[Tensor]:
+    """Return the gradient [M, K] of each weight W, from the rows and the gradient of each rows Wᵀ."""
+    if not grads_NM or not is_onednn_faster():
+        return [torch.mm(grad_NM.t(), rows_NK) for grad_NM in grads_NM]
     # oneDNN copies a first operand that is a transpose. One copy of the rows serves all products.
-    turned_KN = rows_NK.t().contiguous()
-    return [mm(turned_KN, slope_NM).t() for slope_NM in slopes_NM]
+    transposed_KN = rows_NK.t().contiguous()
+    return [mm(transposed_KN, grad_NM).t() for grad_NM in grads_NM]

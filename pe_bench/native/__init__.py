@@ -1,1 +1,1 @@
-"""Code in C++ that is compiled on first use where a compiler is, and what Python needs to call it."""
+"""Code in C++, compiled on first use if there is a compiler, and its Python interface."""

@@ -1,4 +1,4 @@
-"""The kernels as libraries for this processor: compiled on first use, kept in the cache, never required."""
+"""The kernels as libraries for this processor: compiled on first use, cached, never required."""
 
 import ctypes
 import functools
@@ -28,15 +28,15 @@ HEADERS = ("common.h", "entries.h", "layers.h", "muon.h", "tiles.h")
 LIBRARY = "kernel.so"
 ENTRY = "pe_bench_use_threads"  # a function that each library has
 COMPILERS = ("c++", "g++", "clang++")
-# No sum is reordered by these, and infinities stay: results are those that the source says.
+# None of these flags reorders a sum or removes infinities: results follow from the source.
 FLAGS = ("-std=c++17", "-O3", "-fno-math-errno", "-ffp-contract=fast", "-shared", "-fPIC", "-pthread")
-# How compilers are asked for all that this processor has; the first is not known to all of them.
-OF_THIS_PROCESSOR = ("-march=native", "-mcpu=native")
-# What the tiles of AMX take, of a processor and of a compiler that may not know the processor yet.
+# Flags for all instructions of this processor; some compilers do not know the first.
+PROCESSOR_FLAGS = ("-march=native", "-mcpu=native")
+# Features of a processor with AMX, and flags for a compiler that may not know the processor yet.
 TILES = {"amx_tile", "amx_bf16", "avx512f"}
 TILED_FLAGS = ("-mamx-tile", "-mamx-bf16")
-SECONDS = 120
-# What distinguishes processors that share a cache folder: their name and what they can do.
+SECONDS = 120  # of a compiler
+# Facts that distinguish the processors of machines with one cache folder.
 KINDS = ("model name", "flags", "Features", "CPU part")
 
 
@@ -50,30 +50,34 @@ class Kernel(NamedTuple):
 @functools.cache
 def kernel() -> Kernel:
     """Return the library of this processor in float32. Never raises."""
-    return _made(SOURCE, ())
+    return _find_or_build(SOURCE, ())
 
 
 @functools.cache
 def tiled_kernel() -> Kernel:
     """Return the library in bfloat16, for processors with AMX. Never raises."""
-    if not set(processor_facts().get("flags", "").split()) >= TILES:  # as Linux names what it can do
+    features = set(processor_facts().get("flags", "").split())  # under Linux's names
+    if not features >= TILES:
         return Kernel(None, "this processor has no tiles for bfloat16 (AMX)")
-    made = _made(TILED_SOURCE, TILED_FLAGS)
-    if made.library is not None and (reason := made.library.pe_bench_permit()) != 0:
-        return Kernel(None, f"the system lends no tiles of the processor: {os.strerror(reason)}")
-    return made
+    built = _find_or_build(TILED_SOURCE, TILED_FLAGS)
+    if built.library is not None:
+        reason = built.library.pe_bench_permit()
+        if reason != 0:
+            return Kernel(None, f"the system lends no tiles of the processor: {os.strerror(reason)}")
+    return built
 
 
-def _made(source: Path, more_flags: Sequence[str]) -> Kernel:
+def _find_or_build(source: Path, more_flags: Sequence[str]) -> Kernel:
     """Return the library of a source: from the cache, or compiled now."""
     if os.environ.get("PE_BENCH_KERNEL") == "off":
         return Kernel(None, "PE_BENCH_KERNEL=off")
     compiler = find_compiler()
     if compiler is None:
-        names = os.environ.get("CXX", "").strip() or ", ".join(COMPILERS)
+        named = os.environ.get("CXX", "").strip()
+        names = named or ", ".join(COMPILERS)
         return Kernel(None, f"no C++ compiler is here ({names})")
     try:
-        version = _output_of([*shlex.split(compiler), "--version"]).partition("\n")[0]
+        version, _, _ = _output_of([*shlex.split(compiler), "--version"]).partition("\n")
         sources = [source, *(FOLDER / name for name in HEADERS)]
         digests = [hashlib.sha256(path.read_bytes()).hexdigest() for path in sources]
         key = key_of("kernel", digests, version, _processor(), [*FLAGS, *more_flags])
@@ -88,7 +92,7 @@ def _made(source: Path, more_flags: Sequence[str]) -> Kernel:
 
 
 def _loaded(root: Path, key: str, make: Callable[[Path], dict[str, Any]]) -> ctypes.CDLL:
-    """Return the library of an entry of the cache; one that cannot be loaded is built again, once."""
+    """Return the library of a cache entry; a library that cannot be loaded is built again, once."""
     entry, _ = cached_folder(root, key, make)
     try:
         return load_library(entry / LIBRARY)
@@ -99,7 +103,7 @@ def _loaded(root: Path, key: str, make: Callable[[Path], dict[str, Any]]) -> cty
 
 
 def load_library(path: Path) -> ctypes.CDLL:
-    """Return a compiled library. Raise `OSError` for a file that is none, or lacks its first function."""
+    """Return a compiled library. Raise `OSError` for a file that is none or lacks the entry function."""
     library = ctypes.CDLL(str(path))
     if not hasattr(library, ENTRY):
         raise OSError(f"{path} has no function {ENTRY}")
@@ -107,12 +111,12 @@ def load_library(path: Path) -> ctypes.CDLL:
 
 
 def find_compiler() -> str | None:
-    """Return a command as a shell would read it: the full path of its program, and the arguments."""
+    """Return the command of the compiler, quoted for a shell, with the full path of its program."""
     named = os.environ.get("CXX", "").strip()
     for name in [named] if named else COMPILERS:
         try:
             program, *words = shlex.split(name)
-        except ValueError:  # a quote is left open, or nothing stands between quotes
+        except ValueError:  # a quote is left open, or quotes are empty
             continue
         if path := shutil.which(program):
             return shlex.join([path, *words])
@@ -122,9 +126,9 @@ def find_compiler() -> str | None:
 def compile_into(folder: Path, compiler: str, source: Path, more_flags: Sequence[str]) -> dict[str, Any]:
     """Write the library into a folder.
 
-    Raises `CalledProcessError`, `TimeoutExpired`, `OSError`, or `RunError` for one that cannot be loaded.
+    Raises `CalledProcessError`, `TimeoutExpired`, `OSError`, or `RunError` if the library cannot be loaded.
     """
-    first, second = ([processor, *more_flags] for processor in OF_THIS_PROCESSOR)
+    first, second = ([processor, *more_flags] for processor in PROCESSOR_FLAGS)
     try:
         compile_library(compiler, source, first, folder / LIBRARY)
     except subprocess.CalledProcessError:
@@ -137,45 +141,51 @@ def compile_into(folder: Path, compiler: str, source: Path, more_flags: Sequence
 
 
 def compile_library(compiler: str, source: Path, more_flags: Sequence[str], target: Path) -> None:
-    _output_of([*shlex.split(compiler), *FLAGS, f"-I{FOLDER}", *more_flags, str(source), "-o", str(target)])
+    flags = [*FLAGS, f"-I{FOLDER}", *more_flags]
+    _output_of([*shlex.split(compiler), *flags, str(source), "-o", str(target)])
 
 
 def _output_of(command: list[str]) -> str:
-    return subprocess.run(
+    finished = subprocess.run(
         command, capture_output=True, text=True, errors="replace", timeout=SECONDS, check=True
-    ).stdout
+    )
+    return finished.stdout
 
 
 def _complaint(error: subprocess.CalledProcessError) -> str:
-    lines = [line for line in (error.stderr or "").splitlines() if "error" in line]
+    stderr: str = error.stderr or ""
+    lines = [line for line in stderr.splitlines() if "error" in line]
     return lines[0].strip() if lines else f"exit code {error.returncode}"
 
 
 def _processor() -> str:
     facts = processor_facts()
     lines = [f"{kind}: {facts[kind]}" for kind in KINDS if kind in facts]
-    return "\n".join(lines) or f"{platform.machine()} {platform.processor()}"
+    if not lines:
+        return f"{platform.machine()} {platform.processor()}"
+    return "\n".join(lines)
 
 
-# The threads of PyTorch's OpenMP, lent to the compiled code.
+# The compiled code runs in the threads of PyTorch's OpenMP.
 
 
 def lend_threads(library: ctypes.CDLL) -> None:
-    """Have a library run in the threads of PyTorch's GNU OpenMP.
+    """Let a library run in the threads of PyTorch's GNU OpenMP.
 
-    Without it, the library starts threads at every call. OpenMP's threads wait for work without sleeping, so
-    other threads would have to wait for a core.
+    Otherwise the library starts threads at every call, which wait for a core: OpenMP's own threads wait for
+    work without sleeping.
     """
-    folder = Path(torch.__file__).parent / "lib"
-    beside = (folder.parent.parent / "torch.libs").glob("libgomp*")
-    for path in [*folder.glob("libgomp*"), *beside, "libgomp.so.1"]:
-        with suppress(OSError, AttributeError):  # RTLD_NOLOAD finds only the one that PyTorch has loaded
+    package = Path(torch.__file__).parent
+    inside = (package / "lib").glob("libgomp*")
+    beside = (package.parent / "torch.libs").glob("libgomp*")
+    for path in [*inside, *beside, "libgomp.so.1"]:
+        with suppress(OSError, AttributeError):  # RTLD_NOLOAD finds only the library that PyTorch has loaded
             loaded = ctypes.CDLL(str(path), mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
             library.pe_bench_use_threads(ctypes.cast(loaded.GOMP_parallel, ctypes.c_void_p))
             return
 
 
-# Tensors as the compiled code takes them.
+# Tensors as arguments of the compiled code.
 #
 # Letters: B batch, H heads, T tokens, V width of the output.
 
@@ -203,16 +213,22 @@ Strided._fields_ = [
 
 
 def shape_of(q: Tensor, v: Tensor, scale: float, columns_width: int = 0) -> Any:
-    batch, heads, tokens, width = q.shape
-    shape = Shape(batch, heads, tokens, columns_width + width, v.shape[-1], scale, torch.get_num_threads())
+    """Return a pointer to the `Shape` of queries q and values v [B, H, T, *]."""
+    *sizes, width = q.shape
+    threads = torch.get_num_threads()
+    shape = Shape(*sizes, columns_width + width, v.shape[-1], scale, threads)
     return ctypes.byref(shape)
 
 
 def strided(x: Tensor, columns: Tensor | None = None) -> Any:
-    """Return the rows of a tensor; what stands in `columns` comes before each of them."""
-    first = None if columns is None else ctypes.pointer(Strided(columns.data_ptr(), *columns.stride()[:-1]))
-    width = 0 if columns is None else columns.shape[-1]
-    return ctypes.byref(Strided(x.data_ptr(), *x.stride()[:-1], first, width))
+    """Return a pointer to the `Strided` of a tensor [B, H, T, *]; `columns` come before each of its rows."""
+    first = None
+    width = 0
+    if columns is not None:
+        first = ctypes.pointer(Strided(columns.data_ptr(), *columns.stride()[:-1]))
+        width = columns.shape[-1]
+    rows = Strided(x.data_ptr(), *x.stride()[:-1], first, width)
+    return ctypes.byref(rows)
 
 
 def data_of(x: Tensor | None) -> ctypes.c_void_p | None:
@@ -220,11 +236,11 @@ def data_of(x: Tensor | None) -> ctypes.c_void_p | None:
 
 
 def with_whole_rows(x: Tensor) -> Tensor:
-    """Return a tensor with whole rows: compiled code takes any strides but the last dimension's."""
+    """Return a tensor with contiguous rows; compiled code takes any strides of the other dimensions."""
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
 def like_rows_of_tokens(x: Tensor) -> Tensor:
-    """Return an empty [B, H, T, V], in memory [B, T, H, V] as the decoder wants it next."""
+    """Return an empty tensor [B, H, T, V] with the memory layout [B, T, H, V] of the decoder."""
     batch, heads, tokens, width = x.shape
     return x.new_empty(batch, tokens, heads, width).transpose(1, 2)

@@ -1,7 +1,7 @@
-"""Functions that PyTorch's compiler (Inductor) turns into fused kernels where a model is trained on a GPU.
+"""Functions that PyTorch's compiler (Inductor) turns into fused kernels for training on a GPU.
 
-Each is compiled by itself, with tensors alone as arguments: the compiler never reads an encoding, which may
-be anybody's code. A function that all layers of a model call is compiled once.
+Each function is compiled by itself, with tensors alone as arguments: the compiler never reads an encoding,
+which may be anybody's code. A function that all layers of a model call is compiled once.
 """
 
 import warnings
@@ -11,15 +11,14 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 
-# So many combinations of types and shapes of one function may be compiled in one process.
-MAX_VARIANTS = 64
+MAX_VARIANTS = 64  # combinations of types and shapes of one function, compiled in one process
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
 def fused_on_gpu(function: Callable[P, R]) -> Callable[P, R]:
-    """Have a function of tensors, of which the first is on a GPU, compiled where gradients are wanted."""
+    """Compile a function of tensors for calls with gradients and a first tensor on a GPU."""
 
     @wraps(function)
     def run(*args: P.args, **options: P.kwargs) -> R:
@@ -31,9 +30,9 @@ def fused_on_gpu(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def is_compiled_for(x: object) -> bool:
-    """Return whether functions of this tensor are compiled.
+    """Return true if functions of this tensor are compiled: on a GPU, with gradients.
 
-    Not for scoring, whose lengths differ from call to call.
+    Scoring is not compiled, because its lengths differ from call to call.
     """
     is_on_gpu = isinstance(x, torch.Tensor) and x.device.type == "cuda"
     return is_on_gpu and torch.is_grad_enabled() and not torch.compiler.is_compiling()
@@ -41,13 +40,13 @@ def is_compiled_for(x: object) -> bool:
 
 @cache
 def compiled(function: Callable[..., Any], backend: str) -> Callable[..., Any]:
-    """Return a function compiled for all shapes that it meets.
+    """Return a function compiled for every shape of its arguments.
 
-    `fullgraph` raises an error where code would otherwise run uncompiled.
+    `fullgraph` raises an error instead of running a part of the code uncompiled.
     """
     import torch._dynamo
 
-    # Products in float32 are to be exact.
+    # Products in float32 must be exact, so the advice to use TensorFloat32 is ignored.
     warnings.filterwarnings("ignore", "TensorFloat32 tensor cores")
     settings: Any = torch._dynamo.config
     settings.recompile_limit = max(MAX_VARIANTS, settings.recompile_limit)

@@ -1,7 +1,7 @@
-"""What lies between the products of matrices, by the compiled code (`layers.h`): forward, and the gradients.
+"""Norms, activations and losses by the compiled code (`layers.h`), and their gradients.
 
-All tensors are float32 on the CPU, and contiguous. Letters: N rows, of one token each, D features, F width
-of the feedforward layer, V tokens of the vocabulary.
+All tensors are float32 on the CPU, and contiguous. Letters: N rows of one token each, D features, F width of
+the feedforward layer, V tokens of the vocabulary.
 """
 
 import ctypes
@@ -13,39 +13,41 @@ from torch.autograd.function import once_differentiable
 
 from pe_bench.native.build import data_of, kernel, like_rows_of_tokens, shape_of, strided, with_whole_rows
 
-CHUNK = 32  # rows whose sums are added before those of others; the `CHUNK` of layers.h
+CHUNK = 32  # rows that are summed together; the `CHUNK` of layers.h
 
 
 def rms_norm(x: Tensor, weight_D: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
-    """Return the norm of x [.., D], and for each row the factor [N] that made it."""
+    """Return x [.., D] normed and scaled, and 1 / rms of each row [N]."""
     out = torch.empty_like(x)
-    factor_N = x.new_empty(x.numel() // x.shape[-1])
+    rows = x.numel() // x.shape[-1]
+    factor_N = x.new_empty(rows)
     _call("pe_bench_rms_norm", x, ctypes.c_float(epsilon), x, weight_D, out, factor_N)
     return out, factor_N
 
 
 def rms_norm_backward(
-    slope: Tensor, x: Tensor, weight_D: Tensor, factor_N: Tensor, also: Tensor | None
+    grad_out: Tensor, x: Tensor, weight_D: Tensor, factor_N: Tensor, also: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Return the gradients of x, to which `also` is added, and of the weight, from that of the norm."""
+    """Return the gradients of x, plus `also`, and of the weight, from the gradient of the output."""
     grad_x = torch.empty_like(x)
     chunks = -(-len(factor_N) // CHUNK)
     grad_weight = x.new_empty(chunks, x.shape[-1])  # of each chunk of rows; the first row becomes their sum
-    _call("pe_bench_rms_norm_backward", x, slope, x, weight_D, factor_N, also, grad_x, grad_weight)
+    _call("pe_bench_rms_norm_backward", x, grad_out, x, weight_D, factor_N, also, grad_x, grad_weight)
     return grad_x, grad_weight[0]
 
 
 def swiglu(both: Tensor) -> Tensor:
     """Return silu(gate) up [.., F] from both [.., 2 F], the gate first."""
-    out = both.new_empty(*both.shape[:-1], both.shape[-1] // 2)
+    width = both.shape[-1] // 2
+    out = both.new_empty(*both.shape[:-1], width)
     _call("pe_bench_swiglu", out, both, out)
     return out
 
 
-def swiglu_backward(slope: Tensor, both: Tensor) -> Tensor:
-    """Return the gradient of both."""
+def swiglu_backward(grad_out: Tensor, both: Tensor) -> Tensor:
+    """Return the gradient of `both`, from the gradient of the output of `swiglu`."""
     grad_both = torch.empty_like(both)
-    _call("pe_bench_swiglu_backward", slope, slope, both, grad_both)
+    _call("pe_bench_swiglu_backward", grad_out, grad_out, both, grad_both)
     return grad_both
 
 
@@ -57,35 +59,36 @@ def nll(logits_NV: Tensor, targets_N: Tensor) -> tuple[Tensor, Tensor]:
     return nll_N, normalizers
 
 
-def nll_backward(slope_N: Tensor, logits_NV: Tensor, targets_N: Tensor, normalizers: Tensor) -> Tensor:
-    """Return the gradient of the logits."""
+def nll_backward(grad_nll_N: Tensor, logits_NV: Tensor, targets_N: Tensor, normalizers: Tensor) -> Tensor:
+    """Return the gradient of the logits, from the gradient of the first output of `nll`."""
     grad_logits = torch.empty_like(logits_NV)
-    _call("pe_bench_nll_backward", logits_NV, slope_N, logits_NV, targets_N, normalizers, grad_logits)
+    _call("pe_bench_nll_backward", logits_NV, grad_nll_N, logits_NV, targets_N, normalizers, grad_logits)
     return grad_logits
 
 
 def polynomials(squares: Tensor, coefficients: tuple[float, ...], iterations: int) -> Tensor:
-    """Return the polynomials (`muon.h`) of symmetric matrices [B, M, M]. Raise `MemoryError`."""
+    """Return Muon's polynomial (`muon.h`) of each symmetric matrix [B, M, M]. Raise `MemoryError`."""
     totals = torch.empty_like(squares)
     library = kernel().library
     assert library is not None
-    count, width = (ctypes.c_int64(size) for size in squares.shape[:2])
+    sizes = (ctypes.c_int64(squares.shape[0]), ctypes.c_int64(squares.shape[1]))
     factors = (ctypes.c_float * len(coefficients))(*coefficients)
     threads = torch.get_num_threads()
-    if library.pe_bench_polynomials(
-        count, width, threads, data_of(squares), factors, iterations, data_of(totals)
-    ):
+    failed = library.pe_bench_polynomials(
+        *sizes, threads, data_of(squares), factors, iterations, data_of(totals)
+    )
+    if failed:
         raise MemoryError("no memory for Muon's matrices")
     return totals
 
 
 def _call(name: str, rows: Tensor, *arguments: Any) -> None:
-    """Call a function for all rows of a tensor."""
+    """Call a compiled function for all rows of a tensor, with tensors as pointers."""
     library = kernel().library
     assert library is not None
     width = rows.shape[-1]
     count = ctypes.c_int64(rows.numel() // width)
-    values = [ctypes.c_void_p(x.data_ptr()) if isinstance(x, Tensor) else x for x in arguments]
+    values = [data_of(each) if isinstance(each, Tensor) else each for each in arguments]
     library[name](count, ctypes.c_int64(width), torch.get_num_threads(), *values)
 
 
@@ -95,14 +98,16 @@ def _call(name: str, rows: Tensor, *arguments: Any) -> None:
 
 
 def is_rotated_natively(x: Tensor, cosines: Tensor) -> bool:
-    """Return whether `rotated` takes x [B, H, n, K] and the cosines of [n] or [B, 1, n] angles."""
+    """Return true if `rotated` takes x [B, H, n, K] and cosines [n, K/2] or [B, 1, n, K/2]."""
     single = x.dtype == cosines.dtype == torch.float32
-    on_cpu = x.device.type == "cpu" and x.dim() == 4 and x.numel() > 0
-    constant = not cosines.requires_grad
+    on_cpu = x.device.type == "cpu" and x.numel() > 0
+    if not single or not on_cpu or x.dim() != 4 or cosines.requires_grad:
+        return False
     # The compiled code reads one table for all heads, with a row for each token.
-    is_of_sequences = cosines.dim() == 4 and len(cosines) in (1, len(x)) and cosines.shape[1] == 1
-    fits = (cosines.dim() == 2 or is_of_sequences) and x.shape[-2:-1] == cosines.shape[-2:-1]
-    return single and on_cpu and constant and fits and kernel().library is not None
+    is_per_sequence = cosines.dim() == 4 and len(cosines) in (1, len(x))
+    has_one_table = cosines.dim() == 2 or (is_per_sequence and cosines.shape[1] == 1)
+    has_all_rows = x.shape[-2:-1] == cosines.shape[-2:-1]
+    return has_one_table and has_all_rows and kernel().library is not None
 
 
 def rotated(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
@@ -120,19 +125,22 @@ class _Rotation(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
         cosines, sines = ctx.saved_tensors
-        return _rotated(slope, cosines, sines, -1.0), None, None
+        return _rotated(grad_out, cosines, sines, -1.0), None, None
 
 
 def _rotated(x: Tensor, cosines: Tensor, sines: Tensor, sign: float) -> Tensor:
     library = kernel().library
     assert library is not None
-    x, cosines, sines = with_whole_rows(x), cosines.contiguous(), sines.contiguous()
+    x = with_whole_rows(x)
+    cosines = cosines.contiguous()
+    sines = sines.contiguous()
     out = like_rows_of_tokens(x)
-    shared = cosines.dim() == 2 or len(cosines) == 1
-    apart = 0 if shared else cosines.shape[-2] * cosines.shape[-1]
-    sizes = ctypes.c_int64(apart), ctypes.c_int64(cosines.shape[-1]), ctypes.c_float(sign)
+    tokens, pairs = cosines.shape[-2:]
+    is_shared = cosines.dim() == 2 or len(cosines) == 1
+    batch_stride = 0 if is_shared else tokens * pairs
+    sizes = (ctypes.c_int64(batch_stride), ctypes.c_int64(pairs), ctypes.c_float(sign))
     inputs = shape_of(x, x, 1.0), strided(x), data_of(cosines), data_of(sines)
     library.pe_bench_rotate(*inputs, *sizes, strided(out))
     return out

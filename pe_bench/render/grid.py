@@ -19,76 +19,73 @@ from pe_bench.system import terminal as outside_text
 from pe_bench.system.terminal import width_of, wrap, write_out
 
 GAP = 2  # blanks between columns
-RULED = Box("    \n    \n -- \n" + 5 * "    \n", ascii=True)  # a rule below the headings alone
+RULED = Box("    \n    \n -- \n" + 5 * "    \n", ascii=True)  # a rule below the headings
 MISSING = "-"
 Fact = str | int | float | None  # of a plain table
-MIN_FOLDED = 10  # columns of a terminal that a text which may be folded has at least
-LONGEST_WHOLE = 24  # columns of a terminal: a word up to this width is not cut
-ASCII = {"·": "-", "…": "~", "≤": "<=", "±": "+-"}  # where a stream cannot be written to in more
+MIN_FOLDED = 10  # terminal columns: the least width of a text that may be folded
+LONGEST_WHOLE = 24  # terminal columns: a word up to this width is not cut
+ASCII = {"·": "-", "…": "~", "≤": "<=", "±": "+-"}  # for a stream that takes ASCII only
+LATEX_SIGNS = {
+    "±": r"\pm",
+    "inf": r"\infty",
+    "∞": r"\infty",
+    "nan": r"\mathrm{nan}",
+    ",": "{,}",
+}  # of numbers
 
 
 @dataclass(frozen=True)
 class Cell:
-    """What stands at one place of a table.
-
-    mark: a sign after the text. verdict: the word that judges it. is_best: the best number of its column.
-    value: its number, by which it lines up and is sorted, and which a file has in its place. colour: on a
-    terminal.
-    """
+    """A cell of a table."""
 
     text: str = ""
-    mark: str = ""
-    verdict: str = ""
-    is_best: bool = False
-    value: float | None = None
-    colour: str = ""
+    mark: str = ""  # a sign after the text
+    verdict: str = ""  # one word for the number, such as holds
+    is_best: bool = False  # the best number of its column
+    value: float | None = None  # the number, for alignment, sorting and files
+    colour: str = ""  # on a terminal
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a grid.
+    """A column of a grid."""
 
-    heading: a line break in it holds on a terminal alone. is_left: its text stands to the left. least: to how
-    many columns of a terminal its text may be folded; 0 for none. A word that is not too long stays whole.
-    """
-
-    heading: str
-    is_left: bool = False
-    least: int = 0
+    heading: str  # only terminals keep its line breaks
+    is_left: bool = False  # aligned to the left
+    least: int = 0  # terminal columns: the least width of folded text; 0: text is not folded
 
 
 @dataclass(frozen=True)
 class Grid:
-    """A table with its title, in parts, and notes, in whole lines.
-
-    why: why this is not the only table. keys: how many of the first columns name a row, where rows that share
-    the first are a group; one too wide for a terminal is cut into blocks that each begin with these.
-    """
+    """A table with columns, rows, a title and notes."""
 
     columns: Sequence[Column]
     rows: Sequence[Sequence[Cell]]
-    title: Sequence[str] = ()
-    why: str = ""
-    notes: Sequence[str] = ()
+    title: Sequence[str] = ()  # in parts
+    why: str = ""  # the reason for a second table
+    notes: Sequence[str] = ()  # whole lines
+    # The number of first columns that name a row. Rows with the same first column are a group. A grid too
+    # wide for a terminal is cut into blocks that each begin with these columns.
     keys: int = 0
 
     def without_empty(self) -> "Grid":
-        """Return the grid without columns in which no row has a text."""
+        """Return the grid without empty columns."""
         filled: set[int] = set()
         for row in self.rows:
             filled.update(index for index, cell in enumerate(row) if cell.text)
         return self.chosen(sorted(filled))
 
     def chosen(self, indexes: Sequence[int]) -> "Grid":
-        """Return the grid with these of its columns."""
+        """Return the grid with the columns of these indexes."""
 
         def chosen_items(items: Sequence[Any]) -> list[Any]:
             return [items[index] for index in indexes]
 
-        return replace(self, columns=chosen_items(self.columns), rows=[*map(chosen_items, self.rows)])
+        rows = [*map(chosen_items, self.rows)]
+        return replace(self, columns=chosen_items(self.columns), rows=rows)
 
     def width(self, *, folded: bool = False) -> int:
-        """Return how many columns of a terminal it takes, with its texts folded as far as they may be."""
+        """Return the width in terminal columns; `folded`: with texts at their least width."""
         widths = []
         for column, texts in zip(self.columns, _texts(self), strict=True):
             width = max(map(cell_len, texts))
@@ -97,12 +94,14 @@ class Grid:
         return sum(widths) + GAP * (len(widths) - 1)
 
     def draw(self, width: int) -> list[RenderableType]:
-        """Return its parts for a terminal, at most so wide where its texts may be folded to that."""
+        """Return the parts of the table for a terminal of this width, as far as texts may be folded."""
         parts: list[RenderableType] = [Text(line, "bold") for line in join_parts(self.title, width)]
         parts += _wrapped(self.why, width, "italic")
         for block in _blocks(self, width) if self.keys else [self]:
             keeps_words = block.width(folded=True) <= width
-            parts += [*([Text()] if parts else []), _table(block, keeps_words=keeps_words)]
+            if parts:
+                parts.append(Text())
+            parts.append(_table(block, keeps_words=keeps_words))
         if any(self.notes):
             parts.append(Text())
         for note in self.notes:
@@ -113,11 +112,12 @@ class Grid:
 def plain_grid(
     headings: Sequence[str], rows: Iterable[Sequence[Cell | Fact]], notes: Sequence[str] = ()
 ) -> Grid:
-    """Return a table of names and facts that breaks no name of the first column."""
+    """Return a table of names and facts; no name in the first column is folded."""
     cells = [list(map(_plain_cell, row)) for row in rows]
     columns = [Column(headings[0], is_left=True)]
     for index, heading in enumerate(headings[1:], 1):
-        is_left = not any(row[index].text.replace(",", "").isdecimal() for row in cells)
+        texts = [row[index].text.replace(",", "") for row in cells]
+        is_left = not any(map(str.isdecimal, texts))
         columns.append(Column(heading, is_left, MIN_FOLDED))
     return Grid(columns, cells, notes=notes)
 
@@ -127,7 +127,9 @@ def _plain_cell(value: Cell | Fact) -> Cell:
         return value or Cell()
     if isinstance(value, str):
         return Cell(outside_text.one_line(value))
-    return Cell(f"{value:,}" if isinstance(value, int) else f"{value:.3f}")
+    if isinstance(value, int):
+        return Cell(f"{value:,}")
+    return Cell(f"{value:.3f}")
 
 
 # A terminal
@@ -138,22 +140,26 @@ def show(
     console: Console | None = None,
     hint: str = "",
 ) -> None:
-    """Print what is drawn for a width, as by `Grid.draw`, with a blank line between and `hint` below.
+    """Print tables with a blank line between them, and `hint` below.
 
-    They go to standard output by default, in signs that it can take. A pipe gets `PIPED_WIDTH` columns, and
-    no blanks at the ends of lines.
+    tables: functions from a width to the parts of a table, such as `Grid.draw`. console: by default standard
+    output, in characters of its encoding. A pipe gets `PIPED_WIDTH` columns, and no blanks at ends of lines.
     """
     console = console or Console(highlight=False)
     if not console.is_terminal:
         console.width = width_of(console.file)
     parts: list[RenderableType] = []
     for table in tables:
-        parts += [*([Text()] if parts else []), *table(console.width)]
+        if parts:
+            parts.append(Text())
+        parts += table(console.width)
+    parts += _wrapped(hint, console.width, "dim")
     with console.capture() as captured:
-        console.print(Group(*parts, *_wrapped(hint, console.width, "dim")), highlight=False, soft_wrap=True)
+        console.print(Group(*parts), highlight=False, soft_wrap=True)
     text = captured.get()
     if not console.is_terminal:
-        text = "".join(f"{line.rstrip()}\n" for line in text.splitlines())
+        lines = [line.rstrip() for line in text.splitlines()]
+        text = "".join(f"{line}\n" for line in lines)
     try:
         text.encode(console.encoding)
     except UnicodeEncodeError:
@@ -162,19 +168,21 @@ def show(
 
 
 def text_of(print_on: Callable[[Console], object]) -> str:
-    """Return what a function prints on a console, as plain text."""
+    """Return the output of a function that prints on a console, as plain text."""
     text = io.StringIO()
     print_on(Console(file=text, color_system=None, force_terminal=False, force_jupyter=False))
     return text.getvalue()
 
 
 def _wrapped(text: str, width: int, style: str) -> list[Text]:
-    """Return a sentence in lines of this width; none where it is empty."""
-    return [Text(line, style) for line in wrap(text, width).split("\n") if text]
+    """Return a sentence in lines of this width; no line for an empty text."""
+    if not text:
+        return []
+    return [Text(line, style) for line in wrap(text, width).split("\n")]
 
 
 def join_parts(parts: Sequence[str], width: int) -> list[str]:
-    """Return the parts on as few lines as hold them, none cut that has a line's room."""
+    """Join the parts with dots into few lines; a part is cut only if it is wider than a line."""
     lines: list[str] = []
     for part in parts:
         longer = f"{lines[-1]} · {part}" if lines else ""
@@ -186,21 +194,22 @@ def join_parts(parts: Sequence[str], width: int) -> list[str]:
 
 
 def _blocks(grid: Grid, width: int) -> list[Grid]:
-    """Return as few grids as fit, which each begin with the columns that name a row."""
+    """Cut a grid into few blocks that fit the width; each begins with the columns that name a row."""
     keys = list(range(grid.keys))
     blocks = [keys]
     for index in range(grid.keys, len(grid.columns)):
         longer = grid.chosen([*blocks[-1], index])
-        if blocks[-1] != keys and longer.width(folded=True) > width:
+        is_too_wide = longer.width(folded=True) > width
+        if is_too_wide and blocks[-1] != keys:
             blocks.append(keys)
         blocks[-1] = [*blocks[-1], index]
     return [grid.chosen(block) for block in blocks]
 
 
 def _texts(grid: Grid) -> list[list[str]]:
-    """Return the texts of each column below its heading, where numbers have their mark, or a blank for it.
+    """Return the lines of each column: heading and texts, with marks or blanks of their width after numbers.
 
-    Those that stand to the right are filled with blanks here, for rich strips what ends with some.
+    Lines aligned to the right are padded here, because rich strips blanks from ends of texts.
     """
     columns = []
     for index, column in enumerate(grid.columns):
@@ -211,24 +220,30 @@ def _texts(grid: Grid) -> list[list[str]]:
             mark = cell.mark if cell.value is None else cell.mark.ljust(width_of_marks)
             lines.append(cell.text + mark)
         width = 0 if column.is_left else max(map(cell_len, lines))
-        columns.append([" " * (width - cell_len(line)) + line for line in lines])
+        columns.append([_right_aligned(line, width) for line in lines])
     return columns
 
 
+def _right_aligned(line: str, width: int) -> str:
+    return " " * (width - cell_len(line)) + line
+
+
 def _least_width(column: Column, texts: Sequence[str]) -> int:
-    """Return to how many columns of a terminal texts may be folded; 0 for none."""
+    """Return the least width of folded texts in terminal columns; 0: texts are not folded."""
     if not column.least:
         return 0
-    words = [cell_len(word) for text in texts for word in text.split() if cell_len(word) <= LONGEST_WHOLE]
-    return max([column.least, *words])
+    words = " ".join(texts).split()
+    widths = [width for width in map(cell_len, words) if width <= LONGEST_WHOLE]
+    return max([column.least, *widths])
 
 
 def _table(grid: Grid, *, keeps_words: bool) -> Table:
-    """Return the grid for rich; of rows that share a name, the first has it.
+    """Return the grid for rich; of rows with the same name, only the first shows it.
 
-    keeps_words: whether texts are folded between words alone, as far as these are not too long.
+    keeps_words: fold texts only between words, unless a word is too long.
     """
-    box, padding = (RULED, GAP - 1) if grid.title else (None, GAP)  # a box has blanks between columns
+    box = RULED if grid.title else None
+    padding = GAP - 1 if grid.title else GAP  # a box has blanks between columns
     table = Table(box=box, show_edge=False, pad_edge=False, padding=(0, 0, 0, padding))
     columns = []
     for column, texts in zip(grid.columns, _texts(grid), strict=True):
@@ -236,13 +251,17 @@ def _table(grid: Grid, *, keeps_words: bool) -> Table:
         least = 0
         if column.is_left:
             least = _least_width(column, texts) if keeps_words else column.least
-        sizes = {"min_width": min(least, max(map(cell_len, texts))), "no_wrap": not least}
-        table.add_column(Text("\n".join(texts[:height])), overflow="fold", **sizes)
+        widest = max(map(cell_len, texts))
+        sizes = {"min_width": min(least, widest), "no_wrap": not least}
+        heading = "\n".join(texts[:height])
+        table.add_column(Text(heading), overflow="fold", **sizes)
         columns.append(texts[height:])
     name = ""
-    for cells, (first, *texts) in zip(grid.rows, zip(*columns, strict=True), strict=True):
+    rows = zip(*columns, strict=True)
+    for cells, (first, *texts) in zip(grid.rows, rows, strict=True):
         shown = "" if grid.keys and first == name else first
-        table.add_row(*map(Text, [shown, *texts], [cell.colour for cell in cells]))
+        colours = [cell.colour for cell in cells]
+        table.add_row(*map(Text, [shown, *texts], colours))
         name = first
     return table
 
@@ -251,7 +270,7 @@ def _table(grid: Grid, *, keeps_words: bool) -> Table:
 
 
 def to_markdown(grids: Iterable[Grid]) -> str:
-    """Return grids as tables of GitHub's Markdown, one below the other, each with its title and notes."""
+    """Return grids as tables of GitHub's Markdown, each with its title and notes."""
     parts = chain.from_iterable(map(_markdown_parts, grids))
     return "\n\n".join(filter(None, parts)) + "\n"
 
@@ -265,15 +284,21 @@ def _markdown_parts(grid: Grid) -> list[str]:
         return f"**{text}**" if cell.is_best else text
 
     title = outside_text.markdown(" · ".join(grid.title))
-    headings = [outside_text.markdown(column.heading.replace("\n", " ")) for column in grid.columns]
+    headings = map(outside_text.markdown, _one_line_headings(grid))
     sides = ["---" if column.is_left else "---:" for column in grid.columns]
-    table = [row(headings), row(sides), *(row(map(shown, cells)) for cells in grid.rows)]
-    notes = "\n".join(f"- {_markdown_note(note)}" for note in grid.notes)
-    return [f"**{title}**" if title else "", outside_text.markdown(grid.why), "\n".join(table), notes]
+    table = [row(headings), row(sides)]
+    table += [row(map(shown, cells)) for cells in grid.rows]
+    notes = [f"- {_markdown_note(note)}" for note in grid.notes]
+    bold_title = f"**{title}**" if title else ""
+    return [bold_title, outside_text.markdown(grid.why), "\n".join(table), "\n".join(notes)]
+
+
+def _one_line_headings(grid: Grid) -> list[str]:
+    return [column.heading.replace("\n", " ") for column in grid.columns]
 
 
 def _markdown_note(note: str) -> str:
-    """Return a note in Markdown; a command at its end stays as it is to be typed."""
+    """Return a note in Markdown; a command at its end becomes code, without escapes."""
     before, begin, command = note.partition(": pe-bench ")
     if not begin or "`" in command:
         return outside_text.markdown(note)
@@ -285,17 +310,20 @@ def to_latex(grids: Sequence[Grid]) -> str:
 
     Notes are comments before a table, and the first is in its caption. Labels are numbers: `tab:pe-bench-1`.
     """
-    return "\n\n".join(_latex_table(grid, number) for number, grid in enumerate(grids, 1)) + "\n"
+    tables = [_latex_table(grid, number) for number, grid in enumerate(grids, 1)]
+    return "\n\n".join(tables) + "\n"
 
 
 def _latex_table(grid: Grid, number: int) -> str:
     def row(cells: Iterable[str]) -> str:
         return " & ".join(cells) + r" \\"
 
-    comments = [f"% {outside_text.one_line(note)}" for note in (grid.why, *grid.notes) if note]
-    caption = outside_text.latex(". ".join((", ".join(grid.title), *grid.notes[:1])))
+    notes = filter(None, (grid.why, *grid.notes))
+    comments = [f"% {outside_text.one_line(note)}" for note in notes]
+    title = ", ".join(grid.title)
+    caption = outside_text.latex(". ".join((title, *grid.notes[:1])))
     sides = "".join("l" if column.is_left else "r" for column in grid.columns)
-    headings = [outside_text.latex(column.heading.replace("\n", " ")) for column in grid.columns]
+    headings = map(outside_text.latex, _one_line_headings(grid))
     lines = [
         *comments,
         r"\begin{table}",
@@ -316,18 +344,14 @@ def _latex_table(grid: Grid, number: int) -> str:
 
 
 def _latex_cell(cell: Cell) -> str:
-    r"""Return a number in math, where a minus is one; `\mathbf` is what makes digits bold there."""
-    is_number = cell.value is not None and " to " not in cell.text  # which has a value, to be sorted by
+    r"""Return a number in math mode, with a proper minus and bold digits by `\mathbf`; else escaped text."""
+    is_number = cell.value is not None and " to " not in cell.text  # a range has a value for sorting
+    if cell.text == MISSING and not is_number:
+        return "--"
     if not is_number:
-        return "--" if cell.text == MISSING else outside_text.latex(cell.text + cell.mark)
+        return outside_text.latex(cell.text + cell.mark)
     number = cell.text
-    for sign, code in (
-        ("±", r"\pm"),
-        ("inf", r"\infty"),
-        ("∞", r"\infty"),
-        ("nan", r"\mathrm{nan}"),
-        (",", "{,}"),
-    ):
+    for sign, code in LATEX_SIGNS.items():
         number = number.replace(sign, code)
     number = rf"\mathbf{{{number}}}" if cell.is_best else number
     return f"${number}${outside_text.latex(cell.mark)}"

@@ -1,4 +1,4 @@
-"""What all pictures share: colours, sizes and names, the file of one, and the SVG that stands in a page."""
+"""Colours, sizes and settings of all pictures; writing a picture to a file or into a page."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Okabe and Ito's colours, which colour-blind people can tell apart, without the yellow that white swallows.
+# Okabe and Ito's colours, which colour-blind people can tell apart, without yellow, which white swallows.
 COLOURS = ("#56B4E9", "#E69F00", "#009E73", "#0072B2", "#CC79A7", "#000000", "#D55E00")
-MARKERS = ("P", "<", "o", ">", "s", "D", "v", "^")  # without the cross, which marks a break point
+MARKERS = ("P", "<", "o", ">", "s", "D", "v", "^")  # a cross marks break points
 STROKES = ("-", "--", ":")
 COMMON = ("rope", "alibi", "sinusoidal", "t5", "nope", "kerple_log", "learned")  # compared most often
-SALT = 178926  # chosen by trial, so that these get different colours
+SALT = 178926  # chosen by trial, so that the labels in COMMON get different colours
 DASHES = (0, (4, 3))
-GREY = "0.35"  # of text and marks beside the data
+GREY = "0.35"  # of text and marks that are no data
 RULE = "#e5e5e5"  # of the grid
-MARGIN_BAND = "0.94"  # of changes that are within the margin
+MARGIN_BAND = "0.94"  # of changes within the margin
 
 WIDTH = 9.0  # inches, of the page
 LEFT = 0.75  # inches, left of the panels
@@ -47,7 +47,7 @@ SETTINGS: dict[Any, Any] = {
     "pdf.fonttype": 42,
 }
 DOTS_PER_INCH = 150  # of a PNG; for print there are PDF and SVG
-# The page's own words for colours: it has a light and a dark theme.
+# The page's variables for colours, which differ in its light and its dark theme.
 THEMED = {colour.lower(): f"var(--colour{number})" for number, colour in enumerate(COLOURS)}
 THEMED |= {
     "#000000": "currentColor",
@@ -74,14 +74,15 @@ class Style:
 
 
 def styles_of(labels: Iterable[str]) -> dict[str, Style]:
-    """Return a style for each label, no two alike, with the colour and marker that follow from its name.
+    """Return a different style for each label, with a colour and a marker that follow from its name.
 
-    Where there are colours enough, of labels that would share one the later in alphabetical order get the
-    next, but for the encodings that are compared most often, which keep theirs everywhere; a colour that is
-    used again comes with another stroke and marker.
+    If there are enough colours, labels with the same colour get the next free colour in alphabetical order;
+    the labels in COMMON come first and keep their colours. A colour that is used again gets another stroke
+    and marker.
     """
     styles: dict[str, Style] = {}
-    ordered = sorted(set(labels), key=lambda label: (label not in COMMON, label))
+    alphabetical = sorted(set(labels))
+    ordered = sorted(alphabetical, key=lambda label: label not in COMMON)
     for label in ordered:
         number = crc32(f"{SALT}{label}".encode())
         colours = [style.colour for style in styles.values()]
@@ -89,23 +90,29 @@ def styles_of(labels: Iterable[str]) -> dict[str, Style]:
         colour = _least_used(COLOURS, taken, number % len(COLOURS))
         stroke = STROKES[colours.count(colour) % len(STROKES)]
         same_colour = [style for style in styles.values() if style.colour == colour]
-        # What is drawn in the same stroke counts first, what is only of the same colour after it.
-        used = [style.marker for style in same_colour if style.stroke == stroke] * len(ordered)
+        # Markers of the same colour and stroke count more than markers of the same colour.
+        same_stroke = [style for style in same_colour if style.stroke == stroke]
+        used = [style.marker for style in same_stroke] * len(ordered)
         used += [style.marker for style in same_colour]
-        marker = _least_used(MARKERS, used, number // len(COLOURS) % len(MARKERS))
+        marker_number = number // len(COLOURS)
+        marker = _least_used(MARKERS, used, marker_number % len(MARKERS))
         styles[label] = Style(colour, marker, stroke)
     return styles
 
 
 def _least_used(choices: Sequence[Choice], used: Sequence[Choice], first: int) -> Choice:
-    """Return the choice that was used least, the earliest from number `first` on."""
-    return min([*choices[first:], *choices[:first]], key=used.count)
+    """Return the least used choice; of several, the first from index `first` on."""
+    rotated = [*choices[first:], *choices[:first]]
+    return min(rotated, key=used.count)
 
 
 def shortened(label: str, characters: int) -> str:
-    """Return a label within so many characters, without its middle."""
+    """Return a label of at most this number of characters, with `...` for its middle."""
+    if len(label) <= characters:
+        return label
     end = characters // 3
-    return label if len(label) <= characters else f"{label[: characters - end - 3]}...{label[-end:]}"
+    beginning = label[: characters - end - 3]
+    return f"{beginning}...{label[-end:]}"
 
 
 def wrapped(sentences: Iterable[str], width: int = MAX_LINE) -> str:
@@ -117,7 +124,7 @@ def wrapped(sentences: Iterable[str], width: int = MAX_LINE) -> str:
 
 
 def picture_format(path: Path) -> str:
-    """Return the format that a picture's suffix asks for. Raises `UserError` for an unknown one."""
+    """Return the format of a picture by its suffix. Raises `UserError` for an unknown suffix."""
     kind = path.suffix.lower().removeprefix(".")
     if kind not in UNDATED:
         raise UserError(f"cannot draw {path}: the name must end with .png, .svg or .pdf")
@@ -137,10 +144,10 @@ def save_picture(draw: Callable[[], Figure], path: Path) -> None:
 
 
 def inline_svg(draw: Callable[[], Figure], key: str, parts: Mapping[str, Sequence[Attributes]]) -> str:
-    """Return a figure as an SVG element for a page whose policy allows no inline styles.
+    """Return a figure as an SVG element for a page without inline styles.
 
-    parts: attributes of the groups that an artist's gid names; where there are more than one, the others are
-    those of the marks in them, one after the other. `key` tells the picture from others on the page.
+    key: a name that differs from other pictures on the page. parts: for the group of each artist, by its gid,
+    the attributes of the group, and then of the marks in it.
     """
     text = io.BytesIO()
     with _settings(key):
@@ -150,7 +157,8 @@ def inline_svg(draw: Callable[[], Figure], key: str, parts: Mapping[str, Sequenc
         element.tag = element.tag.rpartition("}")[2]
         for name in list(element.attrib):
             value = element.attrib.pop(name)
-            element.set(name.rpartition("}")[2], re.sub(r"(\d\.\d\d)\d+", r"\1", value))
+            rounded = re.sub(r"(\d\.\d\d)\d+", r"\1", value)
+            element.set(name.rpartition("}")[2], rounded)
         for declaration in filter(None, element.attrib.pop("style", "").split(";")):
             name, value = (word.strip() for word in declaration.split(":", 1))
             if name != "font-family":  # the page has its own
@@ -173,18 +181,23 @@ def inline_svg(draw: Callable[[], Figure], key: str, parts: Mapping[str, Sequenc
 
 
 def _describe(group: ElementTree.Element, attributes: Attributes, marks: Iterator[Attributes]) -> None:
-    """Give a group its attributes, its marks theirs, and each of them the `title` as an element."""
-    for element, found in [(group, attributes), *((mark, None) for mark in group.iter("use"))]:
-        values = dict(next(marks, {}) if found is None else found)
-        title = values.pop("title", None)
-        element.attrib.update(values)
-        if title:
-            ElementTree.SubElement(element, "title").text = title
+    """Set the attributes of a group and of its marks; `title` becomes an element."""
+    _set_attributes(group, attributes)
+    for mark in list(group.iter("use")):
+        _set_attributes(mark, next(marks, {}))
+
+
+def _set_attributes(element: ElementTree.Element, attributes: Attributes) -> None:
+    values = dict(attributes)
+    title = values.pop("title", None)
+    element.attrib.update(values)
+    if title:
+        ElementTree.SubElement(element, "title").text = title
 
 
 @contextmanager
 def _settings(salt: str) -> Iterator[None]:
-    """Draw with the settings of all pictures; the salt names the parts of an SVG, and would be random."""
+    """Draw with the settings of all pictures; the salt, by default random, decides ids in an SVG."""
     import matplotlib
 
     with matplotlib.rc_context({**SETTINGS, "svg.hashsalt": salt}), warnings.catch_warnings():
@@ -202,30 +215,36 @@ def new_figure(width: float, height: float) -> Figure:
 
 
 def place_axes(figure: Figure, left: float, top: float, width: float, height: float) -> Axes:
-    """Add a panel whose upper left corner lies so far from the page's; all in inches."""
+    """Add a panel at a distance from the left and the top of the page; all in inches."""
     page_width, page_height = figure.get_size_inches()
     lower = page_height - top - height
-    axes = figure.add_axes((left / page_width, lower / page_height, width / page_width, height / page_height))
+    corner = (left / page_width, lower / page_height)
+    axes = figure.add_axes((*corner, width / page_width, height / page_height))
     axes.spines[["top", "right"]].set_visible(False)
     return axes
 
 
 def place_text(figure: Figure, left: float, top: float, text: str, **style: Any) -> None:
-    """Write a text so far from the page's upper left corner, in inches; by default it begins there."""
+    """Write a text at a distance from the left and the top of the page, in inches."""
     page_width, page_height = figure.get_size_inches()
     style = {"ha": "left", "va": "top", **style}
-    figure.text(left / page_width, 1 - top / page_height, text, **style)
+    x = left / page_width
+    y = 1 - top / page_height
+    figure.text(x, y, text, **style)
 
 
 def lines_height(text: str, size: float) -> float:
     """Return the height in inches of a text in letters of `size` points."""
-    return (text.count("\n") + 1 if text else 0) * 1.25 * size / 72
+    lines = text.count("\n") + 1 if text else 0
+    return lines * 1.25 * size / 72
 
 
 def mark_length(axes: Axes, length: float, text: str = "", width: float = 1.0, offset: float = 8) -> None:
     """Draw a dashed line at a length, with a text above it."""
     axes.axvline(length, color=GREY, linewidth=width, linestyle=DASHES, zorder=0.5, gid="training length")
-    share = axes.transAxes.inverted().transform(axes.transData.transform((length, axes.get_ylim()[0])))[0]
+    bottom, _ = axes.get_ylim()
+    pixels = axes.transData.transform((length, bottom))
+    share, _ = axes.transAxes.inverted().transform(pixels)
     if text:
         axes.annotate(
             text,

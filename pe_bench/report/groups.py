@@ -356,7 +356,7 @@ def groups_of_slice(
     """
     sliced = {}
     for key, unsliced in groups.items():
-        rows_by_judge = grouped(runs.of_slice(unsliced, name), lambda row: row.judge)
+        rows_by_judge = grouped(runs.slice_rows(unsliced, name), lambda row: row.judge)
         for judge, rows in sorted(rows_by_judge.items()):
             counts = Counter((row.target_hash, row.slice_hash) for row in rows).most_common()
             chosen = {target_hash: slice_hash for (target_hash, slice_hash), _ in reversed(counts)}

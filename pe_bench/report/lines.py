@@ -106,7 +106,7 @@ def anchor_lines(source: Source, name: str) -> list[Line]:
         if row is not None:
             rows.append(row)
     if name != ALL:
-        rows = source.runs.of_slice(rows, name)
+        rows = source.runs.slice_rows(rows, name)
     differ_in_steps = len({row.steps for row in rows}) > 1
 
     def steps_text(row: Row) -> str:

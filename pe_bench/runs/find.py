@@ -1,4 +1,4 @@
-"""Finished runs, found by name, path, pattern, encoding or conditions, and what is asked of their rows."""
+"""Finished runs, found by name, path, pattern, encoding or conditions, with their scores and anchors."""
 
 import fnmatch
 import operator
@@ -33,9 +33,9 @@ NOT_KEYS = (
     *("target_tokens", "forced", "knows_length", "slice", "judge", "slice_hash"),
     *("accuracy", "exact", "chance", "depth"),
 )
-# These choose what is shown; a row that is not may still be a reference.
+# Conditions on these columns choose the rows to show; a row that is not shown may still be a baseline.
 SHOWN = ("length", "scored_with")
-SYNONYMS = {"task": "data"}  # what a run was started with, and the column that has it
+SYNONYMS = {"task": "data"}  # keys of a training, and the columns with their values
 # Options that a run takes on the command line, by the keys that set them in a training.
 OPTIONS = {
     "threads": "--threads",
@@ -52,15 +52,16 @@ OPTIONS = {
     "results_dir": "--results-dir",
     "data.path": "--data-path",
 }
-LABELS = ("encoding", "scored_with")  # what tables call an encoding, with its options
+LABELS = ("encoding", "scored_with")  # columns with the labels of encodings, with their options
 
 
 def is_checkpoint(name: object) -> bool:
+    """Return whether a name is of a Hugging Face model."""
     return isinstance(name, str) and name.startswith(CHECKPOINT)
 
 
 def scores_checkpoint(run: RunFolder, name: str) -> bool:
-    """Return whether a run is of the checkpoint that hf:FOLDER, hf:FILE or hf:OWNER/NAME[@REVISION] names."""
+    """Return whether a run scored the Hugging Face model of a name: hf:FOLDER or hf:OWNER/NAME[@REVISION]."""
     config = run.flat_config
     folder = Path(os.path.expanduser(name.removeprefix(CHECKPOINT)))
     if folder.exists():
@@ -71,7 +72,7 @@ def scores_checkpoint(run: RunFolder, name: str) -> bool:
 
 
 def finished_runs(results_dir: Path) -> list[Path]:
-    """Return the runs with a `result.json`, the one that finished last at the end."""
+    """Return the runs with a `result.json`, in the order in which they finished."""
     times: dict[Path, int] = {}
     for run in folders_of_runs(results_dir):
         with suppress(OSError):  # not finished, or not readable, which the reader of its rows reports
@@ -80,13 +81,15 @@ def finished_runs(results_dir: Path) -> list[Path]:
 
 
 def tagged_runs(results_dir: Path, tag: str) -> list[Path]:
-    """Return the finished runs that have a tag, the one that finished last at the end. Raise `UserError`."""
+    """Return the finished runs with a tag, in the order of finishing. Raise `UserError` for none."""
     tags_of_runs = {run: tags_of(run) for run in finished_runs(results_dir)}
     tagged = [run for run, tags in tags_of_runs.items() if tag in tags]
     if tagged:
         return tagged
     known = set().union(*tags_of_runs.values())
-    message = unknown(tag, "tag", sorted(known)) if known else f"no run in {results_dir} has a tag"
+    message = f"no run in {results_dir} has a tag"
+    if known:
+        message = unknown(tag, "tag", sorted(known))
     raise UserError(f"{message}; pe-bench train ... tag={tag} gives one")
 
 
@@ -104,7 +107,7 @@ def runs_of_sweep(run: Path, results_dir: Path) -> list[Path]:
 
 
 def find_run(name: str, results_dir: Path) -> Path:
-    """Return the one finished run that a path or a name stands for. Raise `UserError` for several."""
+    """Return the finished run with a name or path. Raise `UserError` for none and for several."""
     runs = without_tries(find_runs([name], results_dir, anywhere=True))
     names = ", ".join(run.name for run in runs)
     require(len(runs) == 1, f"'{name}' is the name of several runs: give one in full: {names}")
@@ -112,8 +115,13 @@ def find_run(name: str, results_dir: Path) -> Path:
 
 
 def without_tries(runs: list[Path]) -> list[Path]:
-    """Return the runs scored on all documents, as those of `try` are not; if there are none, all runs."""
-    return [run for run in runs if RunFolder(run).flat_config.get("eval.half") in (None, "both")] or runs
+    """Leave out runs scored on half of the documents, as the runs of `try` are, unless all runs are such."""
+    whole: list[Path] = []
+    for run in runs:
+        half = RunFolder(run).flat_config.get("eval.half")
+        if half in (None, "both"):
+            whole.append(run)
+    return whole or runs
 
 
 def find_runs(
@@ -135,7 +143,8 @@ def find_runs(
         names_of_runs = {run.name for run in runs}
         rows = [row for row in rows if row.run in names_of_runs]
     require(bool(rows), f"no scored run in {folder}: make one with `pe-bench train encoding=rope`")
-    selected = {row.run for row in ScoredRuns(folders_in(folder), read_anchors(None)).select(rows, where)}
+    scored = ScoredRuns(folders_in(folder), read_anchors(None))
+    selected = {row.run for row in scored.select(rows, where)}
     words = " ".join(map(str, where))
     require(bool(selected), f"no run meets {words}: `pe-bench list runs` shows what there is")
     return [run for run in finished_runs(results_dir) if run.name in selected]
@@ -146,7 +155,7 @@ def runs_to_score(
 ) -> list[Path]:
     """Return the finished runs that names and conditions select; without either the newest, or everything.
 
-    Raises `UserError` where there is none.
+    Raises `UserError` for no run.
     """
     for condition in where:
         message = f"--where {condition.key} chooses scores, and this command chooses runs: leave it out"
@@ -160,7 +169,7 @@ def runs_to_score(
 
 
 def _named(typed: str, results_dir: Path, *, anywhere: bool) -> list[Path]:
-    """Return the finished runs that one name, path or checkpoint selects. Raise `UserError` for none."""
+    """Return the finished runs of one name, path or Hugging Face model. Raise `UserError` for none."""
     runs = finished_runs(results_dir)
     folder = results_dir / "runs"
     if is_checkpoint(typed):
@@ -187,9 +196,9 @@ def _named(typed: str, results_dir: Path, *, anywhere: bool) -> list[Path]:
 
 
 def _way_out(typed: str) -> str:
-    """Return what to type in place of a name that no run has, such as KEY=VALUE."""
+    """Return the advice for a name that no run has, such as KEY=VALUE."""
     key, is_key, value = typed.partition("=")
-    option = OPTIONS.get(key.rpartition(".")[2] if key.startswith("eval.") else key)
+    option = OPTIONS.get(key.removeprefix("eval."))
     if is_key and option is not None:
         return f"write {option} {shlex.quote(value.strip('[]'))}"
     condition = f"say --where {shlex.quote(typed)}"
@@ -199,7 +208,7 @@ def _way_out(typed: str) -> str:
 
 
 def _finished(run: Path) -> Path:
-    """Return a run. Raise `UserError` if it is not finished, `RunError` if it is damaged."""
+    """Return the given run. Raise `UserError` if it is not finished, `RunError` if it is damaged."""
     way_out = "repeat the command that trained it, and it continues"
     require(read_result(run) is not None, f"{run} is not finished: {way_out}")
     return run
@@ -210,21 +219,24 @@ def _finished(run: Path) -> Path:
 
 @dataclass(frozen=True)
 class Condition:
-    """`key`, how it is compared, and the values, any of which will do."""
+    """A comparison of a column or key with values, such as `encoding=rope,alibi`."""
 
     key: str
-    sign: str
-    values: tuple[str, ...]
+    sign: str  # of the comparison
+    values: tuple[str, ...]  # with `=`, a run needs one of these
 
     def __str__(self) -> str:
         return f"{self.key}{self.sign}{','.join(self.values)}"
 
     def holds(self, value: Any) -> bool:
+        """Return whether a run with this value of the key meets the condition."""
         if self.sign in ORDERS:
-            return is_number(value) and ORDERS[self.sign](float(value), float(self.values[0]))
+            is_ordered = ORDERS[self.sign]
+            return is_number(value) and is_ordered(float(value), float(self.values[0]))
         names = names_of_label(str(value)) if self.key in LABELS else (value,)
-        is_one_of_them = any(_equal(name, pattern) for name, pattern in product(names, self.values))
-        return is_one_of_them is (self.sign == "=")
+        pairs = product(names, self.values)
+        is_equal = any(_equal(name, pattern) for name, pattern in pairs)
+        return is_equal is (self.sign == "=")
 
 
 def parse_condition(word: str) -> Condition:
@@ -239,13 +251,16 @@ def parse_condition(word: str) -> Condition:
     message = f"--where '{word}': {key}{sign} needs a number, and '{text}' is none"
     require(sign not in ORDERS or is_number(text), message)
     check_key(key, "--where")
-    values = [text] if sign in ORDERS else map(str.strip, text.split(","))
+    values = [text]
+    if sign not in ORDERS:
+        values = [value.strip() for value in text.split(",")]
     return Condition(key, sign, tuple(values))
 
 
 def check_key(key: str, option: str) -> None:
-    if "." not in key and (key not in COLUMNS or key in NOT_KEYS):
-        keys = [column for column in COLUMNS if column not in NOT_KEYS]
+    """Raise `UserError` for a key that is neither a column to choose by nor like a key of a configuration."""
+    keys = [column for column in COLUMNS if column not in NOT_KEYS]
+    if "." not in key and key not in keys:
         raise UserError(f"{unknown(key, option, keys)} (or a key of a run's config.yaml)")
 
 
@@ -275,66 +290,66 @@ def is_number(value: Any) -> bool:
     return not isinstance(value, bool)
 
 
-# Anchors: scores of models that cost no training, kept once for all runs that train on the same windows. Each
-# has a folder beside that of the runs, with rows and scores in a run's format, and is no run itself.
+# Anchors: scores of models that cost no training, kept once for all runs that train on the same windows. An
+# anchor has a folder in `anchors`, next to `runs`, with rows and scores in a run's format; it is no run.
 
 FREQUENCIES = "(token frequencies)"
 TRIGRAM = "(trigram)"
 COPYING = "(trigram+copy)"
 # The beginnings of their folders' names.
 ANCHOR_NAMES = {FREQUENCIES: "frequencies", TRIGRAM: "trigram", COPYING: "trigram+copying"}
-# Of the scored tokens of a checkpoint. Read after `frequencies`, whose older scores it replaces.
+# Of the scored tokens of a Hugging Face model. Read after `frequencies`, whose older scores it replaces.
 OWN_FREQUENCIES = "own-frequencies"
 
 
 @dataclass(frozen=True)
 class StoredAnchors:
-    """The rows of all anchors, by their names and `anchor_key`, and the folders that they are in."""
+    """The rows of all anchors."""
 
-    rows: dict[tuple[object, ...], Row] = field(default_factory=dict)
-    folders: dict[str, RunFolder] = field(default_factory=dict)
+    rows: dict[tuple[object, ...], Row] = field(default_factory=dict)  # by anchor's name and `anchor_key`
+    folders: dict[str, RunFolder] = field(default_factory=dict)  # by the name of the folder
 
 
 def anchor_key(row: Row, trained: Row | None = None) -> tuple[object, ...]:
-    """Return what a run's row shares with those of its anchors: the training tokens and the scored targets.
+    """Return the values that a run's row shares with its anchors' rows: training tokens and scored targets.
 
-    trained: a row of another run, if its training tokens count.
+    trained: a row of another run, if the anchors were counted on that run's training tokens.
     """
     run = trained or row
-    return (
-        *(run.data_hash, run.train_length, run.steps, run.train_tokens, run.seed),
-        *(row.protocol, row.stride_rule, row.length, row.target_hash),
-    )
+    training = (run.data_hash, run.train_length, run.steps, run.train_tokens, run.seed)
+    targets = (row.protocol, row.stride_rule, row.length, row.target_hash)
+    return (*training, *targets)
 
 
 def anchors_folder(run: Path) -> Path | None:
-    """Return where the anchors of a run are; None for a run that does not lie in a folder named runs."""
+    """Return the folder of a run's anchors; None for a run that does not lie in a folder named runs."""
     parent = run.absolute().parent
     return parent.parent / "anchors" if parent.name == "runs" else None
 
 
 def read_anchors(folder: Path | None) -> StoredAnchors:
-    """Return all anchors of a folder of results, without those that are damaged: `eval` makes them again."""
+    """Return the anchors in a folder, without damaged anchors, which `eval` makes again."""
     anchors = StoredAnchors()
-    beginnings = tuple(f"{name}-s" for name in (*ANCHOR_NAMES.values(), OWN_FREQUENCIES))
+    names = (*ANCHOR_NAMES.values(), OWN_FREQUENCIES)
+    beginnings = tuple(f"{name}-s" for name in names)
     for path in sorted(folder.glob("*/eval.csv")) if folder is not None else []:
         anchor = path.parent
-        # A folder with a run's name would stand in for the run's own.
+        # A folder with a run's name would be taken for the run's folder.
         if anchor.name.startswith(beginnings):
             with suppress(RunError):
                 check_files(anchor)
                 rows = [row for row in read_rows(path) if row.encoding in ANCHOR_NAMES]
                 anchors.folders[anchor.name] = RunFolder(anchor)
-                anchors.rows.update(
-                    {(row.encoding, *anchor_key(row)): replace(row, run=anchor.name) for row in rows}
-                )
+                for row in rows:
+                    key = (row.encoding, *anchor_key(row))
+                    anchors.rows[key] = replace(row, run=anchor.name)
     return anchors
 
 
 class ScoredRuns:
-    """Runs with their configurations and their scores, and the anchors beside them.
+    """Runs with their configurations and scores, and their anchors.
 
-    Each score file is read once for the bits per byte of its documents, or of segments of them.
+    Each score file is read once for the bits per byte of its documents, or of segments of documents.
     """
 
     def __init__(self, folder_of: Callable[[str], RunFolder], anchors: StoredAnchors) -> None:
@@ -351,10 +366,12 @@ class ScoredRuns:
 
     def value(self, row: Row, key: str) -> Any:
         """Return the value of a column, or of a key of the configuration; None where a run has no such."""
-        return getattr(row, key) if key in COLUMNS else self.folder_of(row.run).flat_config.get(key)
+        if key in COLUMNS:
+            return getattr(row, key)
+        return self.folder_of(row.run).flat_config.get(key)
 
     def select(self, rows: Sequence[Row], where: Sequence[Condition]) -> list[Row]:
-        """Return the rows that meet all conditions, but for those on what is only shown.
+        """Return the rows that meet all conditions; conditions on `SHOWN` columns are passed over.
 
         Raises `UserError` for a key that no run has.
         """
@@ -376,12 +393,13 @@ class ScoredRuns:
         raise UserError(unknown(key, option, set().union(*configs)))
 
     def means(self, row: Row) -> Means:
-        """Return the means that the run keeps, or those of the scores themselves. Raises `RunError`."""
+        """Return the means that the run keeps, or compute them from its scores. Raises `RunError`."""
         if row in self._means:
             return self._means[row]
         if row.protocol == TASK:
             right = self.answers(row)
-            means = Means(np.arange(len(right)), (right == 1).astype(float), level_of(row), 1)
+            is_exact = (right == 1).astype(float)
+            means = Means(np.arange(len(right)), is_exact, level_of(row), 1)
         else:
             folder = self.folder_of(row.run)
             means = folder.means.of(row)
@@ -400,11 +418,12 @@ class ScoredRuns:
         path = score_file(self.folder_of(row.run).path, row)
         scores = load_scores(path)
         right = scores.accuracy(scores.clusters.group)
-        if not np.isclose((right == 1).mean(), level_of(row), rtol=1e-6, atol=0):
+        exact = (right == 1).mean()
+        if not np.isclose(exact, level_of(row), rtol=1e-6, atol=0):
             raise RunError(f"{path} does not give its row's share of right examples, {level_of(row):.6f}")
         return right
 
-    def of_slice(self, rows: Iterable[Row], name: str) -> list[Row]:
+    def slice_rows(self, rows: Iterable[Row], name: str) -> list[Row]:
         """Return the rows of a slice for rows of all targets, run by run; none for runs without the slice."""
         found: list[Row] = []
         for run, rows_of_run in grouped(rows, BY_RUN).items():

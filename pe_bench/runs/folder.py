@@ -1,4 +1,4 @@
-"""A run's folder: its configuration with a checksum, its lock, what is read of it; and the rows of all runs.
+"""A run's folder: its configuration with a checksum, its lock, the facts read from it; the rows of all runs.
 
 A run's `eval.csv` is the truth. `results.csv` is derived from all of them, rebuilt whole under a lock and
 never appended to, so that processes that finish together lose nothing.
@@ -36,7 +36,7 @@ from pe_bench.values import check_type
 
 CONFIG_CHECKSUM = "# made by pe-bench; sha256 of what follows: "  # the first line, with a hash
 ERROR = "error.txt"
-FORMAT = 2  # of runs; those of format 1 have other names and columns
+FORMAT = 2  # of runs; runs of format 1 have other names and columns
 UNREADABLE = (RunError, OSError, ValueError)
 
 
@@ -50,11 +50,12 @@ def write_config(run: Path, config: Config, *, resolves: bool = True) -> None:
         if resolves and config.data.source == "files" and plain["data"][name]:
             plain["data"][name] = str(Path(plain["data"][name]).resolve())
     text = yaml.safe_dump(plain, sort_keys=False, allow_unicode=True)
-    write_text(run / "config.yaml", f"{CONFIG_CHECKSUM}{hashlib.sha256(text.encode()).hexdigest()}\n{text}")
+    checksum = hashlib.sha256(text.encode()).hexdigest()
+    write_text(run / "config.yaml", f"{CONFIG_CHECKSUM}{checksum}\n{text}")
 
 
 def read_config(run: Path) -> Config:
-    """Return the configuration of a run. Raise `UserError` where it is damaged."""
+    """Return the configuration of a run. Raise `UserError` for a damaged file."""
     try:
         return parse_config(RunFolder(run).config)
     except (OSError, ValueError, AttributeError, TypeError) as error:
@@ -65,9 +66,9 @@ def read_config(run: Path) -> Config:
 
 @contextmanager
 def locked(run: Path, *, waits: Callable[[str], None] | None = None) -> Iterator[None]:
-    """Hold the run. Where another process does, call `waits` with that and wait; without it raise `RunError`.
+    """Hold a run's lock. waits: called with a message before this waits for another process that holds it.
 
-    Raise `RunError` also for a run that is not safe to write to.
+    Raise `RunError` for a held lock without `waits`, and for a run that is not safe to write to.
     """
     check_files(run)
     lock = Lock(run / "lock")
@@ -89,7 +90,10 @@ def locked(run: Path, *, waits: Callable[[str], None] | None = None) -> Iterator
 
 @contextmanager
 def record_error(run: Path) -> Iterator[None]:
-    """Write what fails inside to `error.txt`, which success deletes; only the lock's holder may use this."""
+    """Write an error inside to the run's `error.txt`, and delete the file without an error.
+
+    Only the lock's holder may use this.
+    """
     try:
         yield
     except Exception as error:
@@ -108,42 +112,43 @@ def delete_scores(run: Path) -> None:
 
 @dataclass(frozen=True)
 class FirstStage:
-    """The first stage of a run that has a source: the run of this stage, and facts for its table.
-
-    longest: the longest length that the family's line was trained at, in any of its stages.
-    """
+    """The first stage of a run that goes on from another run, with facts for its table."""
 
     run: str
     length: int
     steps: int
     setting: str
-    longest: int
+    longest: int  # training length of all stages
 
     @staticmethod
     def read(result: Mapping[str, Any]) -> "FirstStage | None":
-        """Return what a run's result.json says of it; None where the run is its own. Raises `UserError`."""
-        values = check_type(result.get("first_stage"), dict[str, Any] | None, "first_stage")
+        """Return the first stage by a run's result.json; None if the run is one. Raises `UserError`."""
+        values = result.get("first_stage")
+        values = check_type(values, dict[str, Any] | None, "first_stage")
         if values is None:
             return None
-        kinds = FirstStage.__annotations__
-        first = FirstStage(**{name: check_type(values.get(name), kind, name) for name, kind in kinds.items()})
-        # A stranger's may be no name: a path could lead anywhere.
-        is_name = NAME.fullmatch(first.run) is not None and not first.run.startswith(".")
+        checked: dict[str, Any] = {}
+        for name, kind in FirstStage.__annotations__.items():
+            checked[name] = check_type(values.get(name), kind, name)
+        first = FirstStage(**checked)
+        # A stranger's file may have a path in place of a name, which could lead anywhere.
+        is_visible = not first.run.startswith(".")
+        is_name = NAME.fullmatch(first.run) is not None and is_visible
         require(is_name, f"{first.run!r} is no run's name")
         return first
 
 
 @dataclass(eq=False)
 class RunFolder:
-    """A run on disk. What is damaged or missing of it is empty, so that it hides nothing else."""
+    """A run on disk. A property whose file is damaged or missing is empty."""
 
     path: Path
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        """Return its configuration as plain values; one without a checksum was written by hand.
+        """Return its configuration as plain values. A file without a checksum was written by hand.
 
-        Raise `ValueError` where it is damaged, and `OSError` where there is no such file.
+        Raise `ValueError` for a damaged file, and `OSError` for none.
         """
         first, _, text = read_regular(self.path / "config.yaml").partition("\n")
         if not first.startswith(CONFIG_CHECKSUM):
@@ -154,14 +159,14 @@ class RunFolder:
 
     @cached_property
     def flat_config(self) -> dict[str, Any]:
-        """Return its configuration with keys such as train.lr; empty where it cannot be read."""
+        """Return its configuration with keys such as train.lr; empty if it is unreadable."""
         with suppress(*UNREADABLE):
             return flat(self.config)
         return {}
 
     @cached_property
     def first_stage(self) -> FirstStage | None:
-        """Return the first stage of a finished run; None where it is its own, or cannot be read."""
+        """Return the first stage of a finished run; None if the run is a first stage, or is unreadable."""
         with suppress(*UNREADABLE):
             result = read_json(self.path / "result.json")
             return FirstStage.read(result) if "first_stage" in result else None
@@ -169,12 +174,10 @@ class RunFolder:
 
     @cached_property
     def machine(self) -> str:
-        """Return the GPU or processor that trained it, with its widest instructions; empty where unknown."""
+        """Return the GPU or processor that trained it, with its widest instructions; empty if unknown."""
         with suppress(*UNREADABLE, KeyError):
-            facts = {
-                name: one_line(str(value))
-                for name, value in read_json(self.path / "environment.json").items()
-            }
+            values = read_json(self.path / "environment.json")
+            facts = {name: one_line(str(value)) for name, value in values.items()}
             if facts["device"] != "cpu":
                 return facts["device"]
             instructions = facts.get("instructions")
@@ -187,7 +190,7 @@ class RunFolder:
 
     @cached_property
     def validation_loss(self) -> float | None:
-        """Return the last validation loss of train.csv, in nats per token; None where there is none."""
+        """Return the last validation loss of train.csv, in nats per token; None without one."""
         losses = self._logged("validation_loss")
         return losses[-1][1] if losses else None
 
@@ -197,21 +200,24 @@ class RunFolder:
         return self._logged("loss")
 
     def _logged(self, name: str) -> list[tuple[int, float]]:
-        """Return the steps of train.csv that have a number in a column, with it; none where it is damaged."""
+        """Return the numbers of a column of train.csv with their steps; empty for a damaged file."""
         with suppress(*UNREADABLE, KeyError, csv.Error):
-            records = list(csv.DictReader(io.StringIO(read_regular(self.path / "train.csv"), newline="")))
-            return [(int(record["step"]), float(record[name])) for record in records if record[name]]
+            text = read_regular(self.path / "train.csv")
+            records = list(csv.DictReader(io.StringIO(text, newline="")))
+            logged = [record for record in records if record[name]]
+            return [(int(record["step"]), float(record[name])) for record in logged]
         return []
 
     @cached_property
     def rows(self) -> list[Row]:
+        """Return the rows of its eval.csv."""
         with suppress(RunError):
             return read_rows(self.path / "eval.csv")
         return []
 
 
 def folders_in(runs: Path) -> Callable[[str], RunFolder]:
-    """Return a function that gives the folder of a run by its name, always the same one."""
+    """Return a function from a run's name to its `RunFolder`, the same object at every call."""
     folders: dict[str, RunFolder] = {}
     return lambda name: folders.setdefault(name, RunFolder(runs / name))
 
@@ -221,7 +227,10 @@ def flat(values: dict[Any, Any], prefix: str = "") -> dict[str, Any]:
     flattened: dict[str, Any] = {}
     for key, value in values.items():
         name = f"{prefix}{key}"
-        flattened |= flat(value, f"{name}.") if isinstance(value, dict) else {name: value}
+        if isinstance(value, dict):
+            flattened |= flat(value, f"{name}.")
+        else:
+            flattened[name] = value
     return flattened
 
 
@@ -230,16 +239,16 @@ def flat(values: dict[Any, Any], prefix: str = "") -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Gathered:
-    """The rows of all readable runs in a fixed order; why each other could not be read, by its name."""
+    """The rows of all readable runs, in a fixed order."""
 
     rows: list[Row]
-    problems: dict[str, str]
+    problems: dict[str, str]  # by the name of an unreadable run
 
 
 def gather(results_dir: Path) -> Gathered:
-    """Rebuild `results.csv` from every finished run, and return what went into it and what could not.
+    """Rebuild `results.csv` from every finished run.
 
-    The runs are read under the lock: whoever writes last has seen what was finished before.
+    The runs are read under the lock: the process that writes last has seen all runs that finished before.
     """
     results_dir.mkdir(parents=True, exist_ok=True)
     target = results_dir / "results.csv"
@@ -258,9 +267,9 @@ def gather(results_dir: Path) -> Gathered:
 
 
 def gather_and_warn(results_dir: Path) -> None:
-    """Gather the rows of all runs, and print a warning for each that could not be read.
+    """Gather the rows of all runs, and print a warning for each unreadable run.
 
-    That results.csv cannot be written is a warning too: no run needs it, and the next command writes it.
+    Failing to write results.csv is a warning too: no run needs the file, and the next command writes it.
     """
     try:
         lines = [*dict.fromkeys(gather(results_dir).problems.values())]
@@ -271,10 +280,11 @@ def gather_and_warn(results_dir: Path) -> None:
 
 
 def folders_of_runs(results_dir: Path) -> list[Path]:
-    """Return what is in the folder of runs, in the order of names, but for plain and hidden files."""
+    """Return the paths in the folder of runs by name, without plain files and hidden paths."""
     folder = results_dir / "runs"
     paths = sorted(folder.iterdir()) if folder.is_dir() else []
-    return [path for path in paths if not path.name.startswith(".") and not path.is_file()]
+    visible = [path for path in paths if not path.name.startswith(".")]
+    return [path for path in visible if not path.is_file()]
 
 
 def read_all(results_dir: Path) -> Gathered:
@@ -298,15 +308,15 @@ def read_all(results_dir: Path) -> Gathered:
 
 @dataclass(frozen=True)
 class Unfinished:
-    """An evaluation of a checkpoint that runs or was stopped: its folder, its rows, and what is missing."""
+    """An evaluation of a Hugging Face model that is running or was stopped."""
 
     folder: RunFolder
     rows: list[Row]
-    text: str
+    text: str  # a line that says how many lengths are missing
 
 
 def read_unfinished(results_dir: Path) -> list[Unfinished]:
-    """Return the evaluations of checkpoints that have not ended; one that cannot be read is left out."""
+    """Return the unfinished evaluations of Hugging Face models, without unreadable ones."""
     found: list[Unfinished] = []
     for run in folders_of_runs(results_dir):
         folder = RunFolder(run)
@@ -318,7 +328,8 @@ def read_unfinished(results_dir: Path) -> list[Unfinished]:
             config = parse_config(folder.config)
             wanted = {*config.eval.resolved_lengths(config.train.length)}
             rows = [replace(row, run=run.name) for row in folder.rows]
-            missing = wanted - {row.length for row in rows if row.control == "none"}
+            done = {row.length for row in rows if row.control == "none"}
+            missing = wanted - done
             text = f"not finished: {source}: {len(missing)} of {len(wanted)} lengths missing"
             found.append(Unfinished(folder, rows, f"{text}; the same pe-bench eval goes on"))
     return found
@@ -340,13 +351,14 @@ def read_result(run: Path) -> dict[str, Any] | None:
 
 
 class OtherVersionError(RunError):
-    """Runs whose files have another format, which another version of pe-bench wrote."""
+    """Raised for runs whose files have the format of another version of pe-bench."""
 
 
 def _made_by_another_version(runs: Sequence[Path]) -> str:
-    """Return the line that names runs of other versions, or the first of several."""
+    """Return a line on runs of other versions, which names the first of them."""
     versions = " and ".join(sorted({_version_of(run) for run in runs}))
-    others = "" if len(runs) == 1 else f" and {len(runs) - 1} more"
+    more = len(runs) - 1
+    others = f" and {more} more" if more else ""
     made_by = f"made by another version of pe-bench ({versions}; this is {own_version()})"
     return f"{runs[0]}{others}: {made_by}: read it with that version, or train again in another folder"
 
@@ -361,7 +373,7 @@ def _version_of(run: Path) -> str:
 def _rows_of(run: Path) -> list[Row]:
     """Return a finished run's rows under its folder's present name.
 
-    Raise `RunError` where there are none, and for a copy of a run beside it.
+    Raise `RunError` for a run without rows, and for a copy of another run in the same folder.
     """
     rows = read_rows(run / "eval.csv")
     if not rows:
@@ -374,31 +386,27 @@ def _rows_of(run: Path) -> list[Row]:
 
 
 def encoding_in(run_name: str) -> str:
-    """Return the encoding that a run's name begins with; the whole name where it has another form."""
+    """Return the encoding at the beginning of a run's name; the whole name if it has another form."""
     return re.sub(r"-s\d+-[0-9a-f]+$", "", run_name)
 
 
 @dataclass(frozen=True)
 class RunState:
-    """A run, how far it came, and what is wrong with it; what is not known is None or empty.
-
-    state: finished, not finished, failed or unreadable. encoding: its label in tables. steps, total: steps
-    done, and of the whole training. lengths: those with a number.
-    """
+    """The progress of a run; unknown values are None or empty."""
 
     run: str
-    encoding: str
-    state: str = "unreadable"
-    steps: int | None = None
-    total: int | None = None
+    encoding: str  # its label in tables
+    state: str = "unreadable"  # or: finished, not finished, failed
+    steps: int | None = None  # done
+    total: int | None = None  # steps of the whole training
     loss: float | None = None
-    lengths: tuple[int, ...] = ()
-    problem: str = ""
+    lengths: tuple[int, ...] = ()  # that have a score
+    problem: str = ""  # why the run is unreadable
     tags: tuple[str, ...] = ()
 
 
 def state_of(run: Path) -> RunState:
-    """Return the state of a run, which is unreadable where it is damaged."""
+    """Return the state of a run; a damaged run is unreadable."""
     name = one_line(run.name)
     unreadable = RunState(name, encoding_in(name), tags=tuple(tags_of(run)))
     try:
@@ -406,8 +414,9 @@ def state_of(run: Path) -> RunState:
         if result is not None:
             rows = _rows_of(run)
             steps = int(result["steps"])
-            scored = [row for row in rows if row.protocol not in APART and row.nll is not None]
-            lengths = tuple(sorted({row.length for row in scored}))
+            level_rows = [row for row in rows if row.protocol not in APART]
+            scored = {row.length for row in level_rows if row.nll is not None}
+            lengths = tuple(sorted(scored))
             known = {"state": "finished", "steps": steps, "total": steps, "lengths": lengths}
             state = replace(unreadable, encoding=rows[0].encoding, **known)
         else:
@@ -417,6 +426,8 @@ def state_of(run: Path) -> RunState:
             word = "failed" if (run / ERROR).exists() else "not finished"
             state = replace(unreadable, state=word, steps=int(result["step"]), total=total)
         loss = result.get("loss")
-        return replace(state, loss=None if loss is None else float(f"{loss:.3f}"))
+        if loss is not None:
+            state = replace(state, loss=float(f"{loss:.3f}"))
+        return state
     except (RunError, OSError, ValueError, LookupError, TypeError, OverflowError) as error:
         return replace(unreadable, problem=one_line(first_line(error)))

@@ -1,7 +1,7 @@
-"""Runs from elsewhere, as from a machine with another disk: checked as strangers' are, and copied whole.
+"""Import of runs from another folder or machine: they are checked like a stranger's runs, and copied whole.
 
-Anchors, such as (trigram), are not copied: every table of the same targets would show them, and nothing here
-tells whether they were counted or invented. Scoring a run counts them again.
+Anchors, such as (trigram), are not copied: every table of the same targets would show them, and it is unknown
+whether they were counted or invented. Scoring a run counts them again.
 """
 
 import os
@@ -9,7 +9,6 @@ import secrets
 import shutil
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 from pathlib import Path
 
 from pe_bench.config.schema import NAME
@@ -24,16 +23,18 @@ from pe_bench.values import check_folder
 
 @dataclass(frozen=True)
 class Imported:
-    """The names of runs that were copied, and of those that were here; why others were not taken, by name."""
+    """The names of runs after an import."""
 
     copied: list[str] = field(default_factory=list)
-    present: list[str] = field(default_factory=list)
-    refused: dict[str, str] = field(default_factory=dict)
+    present: list[str] = field(default_factory=list)  # here before the import
+    refused: dict[str, str] = field(default_factory=dict)  # by name, with the reason
 
 
 def import_runs(folders: Iterable[str | Path], results_dir: Path) -> Imported:
     """Copy runs as `pe_bench.import_runs` says, and gather `results.csv`."""
-    runs = [*chain.from_iterable(_runs_in(Path(folder)) for folder in folders)]
+    runs: list[Path] = []
+    for folder in folders:
+        runs += _runs_in(Path(folder))
     results = check_folder(results_dir, "--results-dir", is_written=True)
     results.mkdir(parents=True, exist_ok=True)
     with Lock(results / "import.lock"):
@@ -69,22 +70,28 @@ def _import(runs: Sequence[Path], results: Path) -> Imported:
 
 
 def _runs_in(folder: Path) -> list[Path]:
+    """Return the runs in a run's folder, a folder of runs or a folder of results."""
     folder = folder.resolve()
     if (folder / "config.yaml").is_file():
         return [folder]
-    files = sorted(folder.glob("runs/*/config.yaml")) or sorted(folder.glob("*/config.yaml"))
+    files = sorted(folder.glob("runs/*/config.yaml"))
+    if not files:
+        files = sorted(folder.glob("*/config.yaml"))
     require(bool(files), f"{folder} has no runs: name a run, a folder of runs or a folder of results")
     return [file.parent for file in files]
 
 
 def _check(run: Path) -> None:
-    """Raise `UserError` for a run that is not finished, or that no command here would read."""
-    require(NAME.fullmatch(run.name) is not None, f"{run.name!a} is no name of a run")
+    """Raise `UserError` for a run that is not finished or not readable, and for the rows of another run."""
+    is_name = NAME.fullmatch(run.name) is not None
+    require(is_name, f"{run.name!a} is no name of a run")
     require(read_result(run) is not None, "it is not finished")
     read_config(run)
     rows = read_rows(run / "eval.csv")
     require({row.run for row in rows} == {run.name}, "its eval.csv has no rows, or those of another run")
-    labels = {row.encoding for row in rows} | {row.scored_with for row in rows}
+    labels: set[str] = set()
+    for row in rows:
+        labels |= {row.encoding, row.scored_with}
     counted = ", ".join(sorted(labels & {*ANCHOR_NAMES}))
     require(not counted, f"its eval.csv has rows of {counted}, which is counted and no run")
 

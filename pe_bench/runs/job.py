@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import json
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,11 +17,11 @@ if TYPE_CHECKING:  # names of runs need no PyTorch
     from pe_bench.model.decoder import LanguageModel
     from pe_bench.runs.folder import FirstStage
 
-# It rises with a change of the defaults, which the identity leaves out, or of what they do.
+# Raised when a default changes, which the identity leaves out, or the effect of a default.
 IDENTITY_VERSION = 4
 
-# Names are for people, and how often something is written changes no weights. Steps stand in place of
-# what they were computed from.
+# Names are for people, and the frequency of writing changes no weights. The identity has the steps in place
+# of the keys from which they were computed.
 NOT_IDENTITY = (
     *("name", "steps", "tokens", "log_every", "validate_every", "validation_tokens", "checkpoint_every"),
     *("processes", "sharding", "timeout"),
@@ -30,24 +31,26 @@ NOT_SETTING = ("from_run", "beside", "micro_batches")
 
 @dataclass(frozen=True)
 class Job:
-    """A run that is trained or scored: one of ours, or a checkpoint's, which needs no training."""
+    """A run that is trained or scored; for a Hugging Face model, only scored."""
 
     config: Config
     folder: Path
-    setting: str  # the hash of all of the run but its encoding and seed
-    label: str  # the name in tables of the encoding that it is trained with
-    scored_with: str  # the name of the encoding in `model`
+    setting: str  # the hash of the whole configuration without encoding and seed
+    label: str  # of the trained encoding, in tables
+    scored_with: str  # the label of the encoding in `model`
     device: "torch.device"
-    dtype: "torch.dtype"  # that matrices are multiplied in while training
+    dtype: "torch.dtype"  # of matrix products in training
     threads: int
     data: "Data"
     model: "LanguageModel"
-    first: "FirstStage | None" = None  # of its family, where the run is not that itself
-    source: Path | None = None  # the run whose weights its training starts from; then their checkpoint
-    kept: dict[str, Any] | None = None  # what the run keeps of its source, in source.json
-    missing: str = ""  # why the source was not found
+    first: "FirstStage | None" = None  # of its family; None if the run is the first stage
+    source: Path | None = (
+        None  # the parent from whose weights training starts; later these weights' checkpoint
+    )
+    kept: dict[str, Any] | None = None  # the facts of the parent for source.json
+    missing: str = ""  # why the parent was not found
     tokens_per_second: float = 0.0  # of its training
-    forced: bool = False  # `scored_with` is not compatible with what was trained
+    forced: bool = False  # `scored_with` is not compatible with the trained encoding
 
     @property
     def train_dtype(self) -> str:
@@ -57,13 +60,14 @@ class Job:
 def identity(
     config: Config, data_hash: str, train_dtype: str, encoding_options: list[dict[str, Any]]
 ) -> dict[str, Any]:
-    """Return what makes a run this run. Values that equal their defaults are left out.
+    """Return the values that decide a run's weights, without values that equal their defaults.
 
-    The data are represented by the hash of what was tokenized, wherever it lay. A source is represented by
-    the name that it was trained under, whatever its folder is called now. `encoding_options` are the parts
-    of the encoding, without options that equal the constructors' defaults.
+    data_hash: of the tokenized text, wherever it lay. encoding_options: of the encoding's parts, without
+    options that equal the constructors' defaults. A parent is represented by its name when it was trained,
+    even if its folder was renamed.
     """
-    train = {**_changed(config.train, TrainConfig()), "steps": config.train.total_steps}
+    train = _changed(config.train, TrainConfig())
+    train["steps"] = config.train.total_steps
     source = train.pop("source", None)
     if source is not None:
         train["from_run" if config.train.from_run else "beside"] = source
@@ -79,24 +83,33 @@ def identity(
 
 
 def run_name(config: Config, identity: dict[str, Any]) -> str:
-    parts = [config.encoding["name"], *(config.encoding.get("modifiers") or {})]
-    return f"{'+'.join(parts)}-s{config.seed}-{hashed(identity)}"
+    """Return the name of a run: its encoding, its seed and the hash of its identity."""
+    modifiers = config.encoding.get("modifiers") or {}
+    encoding = "+".join([config.encoding["name"], *modifiers])
+    return f"{encoding}-s{config.seed}-{hashed(identity)}"
 
 
 def setting(identity: dict[str, Any]) -> str:
-    """Return the hash of all but encoding and seed: runs with one setting may be compared.
+    """Return the hash of an identity without encoding and seed: runs with one setting may be compared.
 
-    Nor has it the name of a source, which has a seed, nor in how many parts a step is computed.
+    The parent's name is left out too, because it contains a seed, and the number of parts of a step.
     """
-    train = {key: value for key, value in identity["train"].items() if key not in NOT_SETTING}
-    parts = {key: value for key, value in identity.items() if key not in ("encoding", "seed")}
-    return hashed({**parts, "train": train})
+    parts = {**identity, "train": _without(identity["train"], NOT_SETTING)}
+    return hashed(_without(parts, ("encoding", "seed")))
 
 
 def hashed(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:8]
+    """Return the first eight digits of a hash of plain values."""
+    text = json.dumps(value, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
 def _changed(section: Any, defaults: Any) -> dict[str, Any]:
-    values, default = dataclasses.asdict(section), dataclasses.asdict(defaults)
-    return {key: value for key, value in values.items() if value != default[key] and key not in NOT_IDENTITY}
+    """Return the values of a configuration's section that change weights and differ from their defaults."""
+    values = _without(dataclasses.asdict(section), NOT_IDENTITY)
+    default = dataclasses.asdict(defaults)
+    return {key: value for key, value in values.items() if value != default[key]}
+
+
+def _without(values: dict[str, Any], keys: Collection[str]) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if key not in keys}

@@ -1,7 +1,7 @@
-"""Runs without their weights: what rows, verdicts and pictures need of a run when the run itself is gone.
+"""Runs without their weights: the files of a run from which rows, verdicts and pictures can be made.
 
 Such a folder has a run's form: its configuration, its environment, its rows, and `means.safetensors` with the
-means by document of all targets and of the recall targets, in float32. What reads runs reads it too.
+means by document of all targets and of the recall targets, in float32. Readers of runs read it too.
 """
 
 import shutil
@@ -23,9 +23,9 @@ ENVIRONMENT, RESULT = "environment.json", "result.json"
 
 
 def keep_run(run: Path, rows: Sequence[Row], target: Path) -> None:
-    """Write these rows of a finished run, and what verdicts on them need, to the folder `target`.
+    """Write rows of a finished run, with its facts and the means of the rows, to the folder `target`.
 
-    Raises `RunError` where the run is not finished, or lacks the means of a row.
+    Raises `RunError` if the run is not finished, or lacks the means of a row.
     """
     result = read_result(run)
     if result is None:
@@ -41,7 +41,7 @@ def keep_run(run: Path, rows: Sequence[Row], target: Path) -> None:
 
 
 def keep_anchors(anchors: Path, rows: Sequence[Row], target: Path) -> None:
-    """Write the rows of the n-gram models that these rows of runs are compared with to `target`."""
+    """Write the rows of anchors with which rows of runs are compared to folders in `target`."""
     stored = read_anchors(anchors)
     keys = {anchor_key(row) for row in rows}
     rows_of: dict[str, list[Row]] = {}
@@ -61,23 +61,28 @@ def _keep_config(run: Path, target: Path) -> None:
     """Write a run's configuration without the folders of the machine that made it."""
     config = read_config(run)
     if config.checkpoint is not None:
-        tokenizer = replace(config.tokenizer, name=Path(config.tokenizer.name or "").name)
+        path = Path(config.tokenizer.name or "")
+        tokenizer = replace(config.tokenizer, name=path.name)
         about = replace(config.checkpoint, source=_without_folders(config.checkpoint.source))
         config = replace(config, checkpoint=about, tokenizer=tokenizer)
-    paths = {name: getattr(config.data, name) for name in ("path", "validation_path")}
-    names = {name: Path(path).name for name, path in paths.items() if path}
-    kept = replace(config, results_dir="results", cache_dir=None, data=replace(config.data, **names))
+    names: dict[str, str] = {}
+    for key in ("path", "validation_path"):
+        path = getattr(config.data, key)
+        if path:
+            names[key] = Path(path).name
+    data = replace(config.data, **names)
+    kept = replace(config, results_dir="results", cache_dir=None, data=data)
     write_config(target, kept, resolves=False)
 
 
 def _without_folders(address: str) -> str:
-    """Return the address of a checkpoint, such as `hf:FOLDER`, with the last name of its path alone."""
+    """Return the address of a Hugging Face model, `hf:PATH`, with only the last name of its path."""
     kind, _, path = address.partition(":")
     return f"{kind}:{Path(path).name}"
 
 
 def _keep_earlier(target: Path, temporary: Path) -> None:
-    """Add the rows and means that `target` has already: another piece may have asked for them."""
+    """Add the rows and means that `target` has already, which another piece of the study may need."""
     earlier = RunFolder(target).rows
     if not earlier:
         return
@@ -85,14 +90,15 @@ def _keep_earlier(target: Path, temporary: Path) -> None:
     if (target / MEANS).is_file():
         kept, about = read_tensors(target / MEANS)
         new, new_facts = read_tensors(temporary / MEANS)
-        means = about["means"] | new_facts["means"]
-        write_tensors(temporary / MEANS, kept | new, {"means": means, "judges": {}})
+        facts = {"means": about["means"] | new_facts["means"], "judges": {}}
+        write_tensors(temporary / MEANS, kept | new, facts)
     for scores in (target / "scores").glob("*"):
         if not (temporary / "scores" / scores.name).exists():
             shutil.copyfile(scores, temporary / "scores" / scores.name)
 
 
 def _keep_scores(run: Path, rows: Sequence[Row], target: Path) -> None:
+    """Write the rows, and their means or a task's answers. Raises `RunError` for missing means."""
     write_rows(target / "eval.csv", rows)
     scored = [row for row in rows if has_number(row)]
     if any(row.protocol == TASK for row in scored):
@@ -103,10 +109,11 @@ def _keep_scores(run: Path, rows: Sequence[Row], target: Path) -> None:
         if means.of(row) is None:
             raise RunError(f"{run} has no means by document of {score_name(row)}: pe-bench eval makes them")
     tensors, facts = read_tensors(run / MEANS)
-    names = [f"{score_name(row)} {part}" for row, part in product(scored, (ALL, RECALL))]
-    kept = {name: tensors[name].astype(np.float32) for name in names if name in facts["means"]}
-    about = {name: facts["means"][name] for name in kept}
-    write_tensors(target / MEANS, kept, {"means": about, "judges": {}})
+    wanted = [f"{score_name(row)} {part}" for row, part in product(scored, (ALL, RECALL))]
+    names = [name for name in wanted if name in facts["means"]]
+    kept = {name: tensors[name].astype(np.float32) for name in names}
+    means = {name: facts["means"][name] for name in names}
+    write_tensors(target / MEANS, kept, {"means": means, "judges": {}})
 
 
 def _keep_answers(run: Path, rows: Sequence[Row], target: Path) -> None:

@@ -1,7 +1,7 @@
-"""The run whose weights training starts from, or beside which a run stands in tables, and what it hands on.
+"""A run's parent: the run from whose weights it starts (`train.from`), or of whose table it is a line.
 
-A family of runs has its first stage in common: its model, data, length and budget. All of it is scored on the
-targets of that stage.
+A run of the second kind (`train.beside`) is trained from the start. A family of runs shares the first stage:
+its model, data, length and budget. All runs of a family are scored on the targets of this stage.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -19,56 +19,57 @@ from pe_bench.runs.job import hashed
 from pe_bench.runs.untrusted import read_json
 from pe_bench.values import check_type
 
-KEPT = "source.json"  # of a run that has a source: what it needs of that run, which may be deleted later
-TEXTS = ("label", "setting", "trained_as", "data_hash")  # fields of a source that are kept as they are
+KEPT = "source.json"  # the facts of its parent in a run's folder, because the parent may be deleted
+TEXTS = ("label", "setting", "trained_as", "data_hash")  # fields of `Source` that are kept as they are
 
 
 @dataclass(frozen=True)
 class Source:
-    """A finished run that another goes on from or stands beside.
-
-    label: its line in tables. trained_as: the name that it was trained under, which says what it is; its
-    folder may have another. missing: why it was not found, where a run of its own keeps these facts.
-    """
+    """A finished run that is the parent of another run."""
 
     run: Path
     config: Config
-    label: str
+    label: str  # in tables
     setting: str
     first: FirstStage
-    trained_as: str
+    trained_as: str  # the name when it was trained; its folder may have been renamed
     data_hash: str
-    missing: str = ""
+    missing: str = ""  # why it was not found, if its facts are those that a child kept
 
     def to_plain(self) -> dict[str, Any]:
-        """Return what `kept_sources` reads."""
+        """Return the facts that a child keeps, as plain values."""
         facts = {name: getattr(self, name) for name in TEXTS}
-        plain = {"run": str(self.run.resolve()), "config": to_plain(self.config), **facts}
-        return {**plain, "first_stage": asdict(self.first)}
+        plain = {"run": str(self.run.resolve()), "config": to_plain(self.config)}
+        return {**plain, **facts, "first_stage": asdict(self.first)}
 
     def stage(self, words: str, config: Config, setting: str) -> tuple[str, FirstStage, str]:
-        """Return the label, the first stage and the setting of a run with this source.
+        """Return the label, the first stage and the setting of a child, the same for all seeds.
 
-        words, setting: of its own stage. All seeds get the same results.
+        words: the encoding of the child's stage. config, setting: of the child, without its parent.
         """
         train = config.train
         tokens = _in_short(train.total_steps * train.batch_tokens)
-        at = f"at {train.length} " if train.length != self.config.train.length or train.beside else ""
-        only = "its encoding alone " if train.only else ""
-        norm = "with qk_norm " if config.model.qk_norm and not self.config.model.qk_norm else ""
-        goes_on = f"{self.label}, then {words} {norm}{only}{at}({tokens})"
-        label = goes_on if train.from_run else f"{words}, trained {at}({tokens})"
-        longest = max(train.length, self.first.longest if train.from_run else 0)
-        return label, replace(self.first, longest=longest), hashed([self.label, self.setting, setting])
+        has_own_length = train.length != self.config.train.length
+        at = f"at {train.length} " if has_own_length or train.beside else ""
+        longest = train.length
+        label = f"{words}, trained {at}({tokens})"
+        if train.from_run:
+            only = "its encoding alone " if train.only else ""
+            has_new_norm = config.model.qk_norm and not self.config.model.qk_norm
+            norm = "with qk_norm " if has_new_norm else ""
+            label = f"{self.label}, then {words} {norm}{only}{at}({tokens})"
+            longest = max(longest, self.first.longest)
+        first = replace(self.first, longest=longest)
+        return label, first, hashed([self.label, self.setting, setting])
 
 
 def find_source(
     config: Config, data_hash: str, trained_name: Callable[[Path, Config, Mapping[str, Any]], str]
 ) -> Source:
-    """Return the source of a run that has one. Raises `UserError` where there is no such run.
+    """Return the parent that a configuration names. Raises `UserError` for no such run.
 
-    A source that was deleted is the one that a run of these results keeps, if only one fits. trained_name:
-    returns the name that a run was trained under, from its folder, its configuration and its result.json.
+    The facts of a deleted parent are those that its children in the same results keep, if only one parent
+    fits. trained_name: returns a run's name when it was trained, from its folder, configuration and result.
     """
     word = str(config.train.from_run or config.train.beside)
     key = "train.from" if config.train.from_run else "train.beside"
@@ -88,9 +89,8 @@ def find_source(
     require(trained.checkpoint is None, message)
     length = trained.train.length
     setting = str(result.get("setting"))
-    first = FirstStage.read(result) or FirstStage(
-        run.name, length, trained.train.total_steps, setting, length
-    )
+    own_stage = FirstStage(run.name, length, trained.train.total_steps, setting, length)
+    first = FirstStage.read(result) or own_stage
     return Source(
         run=run,
         config=trained,
@@ -103,14 +103,19 @@ def find_source(
 
 
 def _is_condition(word: str) -> bool:
-    return all(CONDITION.fullmatch(part) for part in word.split(",")) and not Path(word).exists()
+    if Path(word).exists():
+        return False
+    return all(CONDITION.fullmatch(part) for part in word.split(","))
 
 
 def _kept_sources(word: str, config: Config, data_hash: str) -> Iterator[Source]:
-    """Yield the deleted sources that runs keep and that a word stands for."""
+    """Yield the deleted parents of existing runs that a name, path or condition selects."""
     path = Path(word)
-    where = [parse_condition(part) for part in word.split(",")] if _is_condition(word) else []
-    for file in sorted((Path(config.results_dir) / "runs").glob(f"*/{KEPT}")):
+    where: list[Condition] = []
+    if _is_condition(word):
+        where = [parse_condition(part) for part in word.split(",")]
+    runs = Path(config.results_dir) / "runs"
+    for file in sorted(runs.glob(f"*/{KEPT}")):
         source = _read_kept(file)
         if source is None or source.run.exists():
             continue
@@ -126,56 +131,60 @@ def _kept_sources(word: str, config: Config, data_hash: str) -> Iterator[Source]
 
 
 def _read_kept(file: Path) -> Source | None:
-    """Return the source that a run keeps; None where the file is damaged."""
+    """Read the facts of a run's parent; None for a damaged file."""
     with suppress(RunError, UserError, OSError, ValueError, TypeError, AttributeError, KeyError):
         plain = read_json(file)
         first = FirstStage.read(plain)
         texts = {name: check_type(plain[name], str, name) for name in TEXTS}
         if first is not None:
-            return Source(Path(str(plain["run"])), parse_config(plain["config"]), first=first, **texts)
+            run = Path(str(plain["run"]))
+            return Source(run, parse_config(plain["config"]), first=first, **texts)
     return None
 
 
 def _holds(condition: Condition, source: Source) -> bool:
-    """Return whether a deleted source meets a condition, as far as its configuration says."""
-    values = {**flat(to_plain(source.config)), "encoding": source.label, "data": source.config.data.name}
+    """Return whether a deleted parent meets a condition on its configuration; others are not met."""
+    values = flat(to_plain(source.config))
+    values |= {"encoding": source.label, "data": source.config.data.name}
     return condition.key in values and condition.holds(values[condition.key])
 
 
 def after_source(config: Config, source: Source) -> Config:
-    """Return a configuration that names its source, and takes over how it is scored unless that was chosen.
+    """Return a configuration that names its parent, with the parent's values of `eval` where none was chosen.
 
-    The name that the source was trained under has a hash of what it is, and identifies it wherever it lies.
+    The parent's name when it was trained contains its identity, so it is known in any folder.
     """
     name = source.run.name
     key = "from_run" if config.train.from_run else "beside"
     trained_as = source.trained_as if source.trained_as != name else None
     train = replace(config.train, source=trained_as, **{key: name})
     scores = replace(source.config.eval, first_length=source.first.length)
-    defaults = EvalConfig()
-    chosen = {key: value for key, value in vars(config.eval).items() if value != getattr(defaults, key)}
+    defaults = vars(EvalConfig())
+    chosen = {key: value for key, value in vars(config.eval).items() if value != defaults[key]}
     return replace(config, train=train, eval=replace(scores, **chosen))
 
 
 def _run_that_meets(word: str, key: str, config: Config, data_hash: str) -> Path:
     """Return the only run with the seed, the data and the model of `config` that meets conditions."""
     where = [parse_condition(part) for part in word.split(",")]
-    runs = [
-        run
-        for run in find_runs([], Path(config.results_dir), where)
-        if (read_result(run) or {}).get("data_hash") == data_hash and _is_alike(read_config(run), config)
-    ]
+    runs: list[Path] = []
+    for run in find_runs([], Path(config.results_dir), where):
+        result = read_result(run) or {}
+        if result.get("data_hash") == data_hash and _is_alike(read_config(run), config):
+            runs.append(run)
+    typed = f"{key}={word}"
     what = f"seed={config.seed} on this data with this model"
-    require(bool(runs), f"{key}={word}: no finished run with {what} meets it: train one, or name a run")
+    require(bool(runs), f"{typed}: no finished run with {what} meets it: train one, or name a run")
     names = ", ".join(sorted(run.name for run in runs))
-    require(len(runs) == 1, f"{key}={word}: several runs with {what} meet it ({names}): add a condition")
+    require(len(runs) == 1, f"{typed}: several runs with {what} meet it ({names}): add a condition")
     return runs[0]
 
 
 def _is_alike(source: Config, config: Config) -> bool:
-    """Return whether two runs have one seed and one model, except for QK-norm, which a stage may change."""
-    models = (replace(one.model, qk_norm=False) for one in (source, config))
-    return source.seed == config.seed and len({*models}) == 1
+    """Return whether two runs have the same seed and model, except for QK-norm, which a stage may change."""
+    one = replace(source.model, qk_norm=False)
+    other = replace(config.model, qk_norm=False)
+    return source.seed == config.seed and one == other
 
 
 def _in_short(count: int) -> str:

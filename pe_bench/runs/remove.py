@@ -1,4 +1,4 @@
-"""Runs of a folder of results, deleted, but for those that other runs start from."""
+"""Deletion of runs of a folder of results, except for parents of other runs."""
 
 import fnmatch
 import shutil
@@ -8,21 +8,23 @@ from pathlib import Path
 from pe_bench.errors import UserError
 from pe_bench.runs.folder import RunFolder, encoding_in, folders_of_runs, gather_and_warn, locked
 
-SOURCES = ("train.source", "train.from", "train.beside")  # keys that name another run
+PARENT_KEYS = ("train.source", "train.from", "train.beside")  # keys that name another run
 
 
 def runs_named(names: Iterable[str], results_dir: Path) -> list[Path]:
-    """Return the runs, finished or not, that names stand for: a run's name, its encoding or its beginning.
+    """Return the runs, finished or not, with these names: a run's whole name, its encoding or its beginning.
 
     Raises `UserError` for a name of no run.
     """
-    there = folders_of_runs(results_dir)
+    runs = folders_of_runs(results_dir)
     found: list[Path] = []
     for typed in names:
         name = Path(typed).name
-        selected = [run for run in there if run.name == name]
-        selected = selected or [run for run in there if encoding_in(run.name) == name]
-        selected = selected or [run for run in there if fnmatch.fnmatch(run.name, f"{name}*")]
+        selected = [run for run in runs if run.name == name]
+        if not selected:
+            selected = [run for run in runs if encoding_in(run.name) == name]
+        if not selected:
+            selected = [run for run in runs if fnmatch.fnmatch(run.name, f"{name}*")]
         if not selected or not name:
             raise UserError(f"no run '{typed}' in {results_dir / 'runs'}: see `pe-bench list runs`")
         found += selected
@@ -30,17 +32,20 @@ def runs_named(names: Iterable[str], results_dir: Path) -> list[Path]:
 
 
 def needed_by(runs: Sequence[Path], results_dir: Path) -> dict[Path, list[str]]:
-    """Return, for those of the runs that others start from or stand beside, the names of these others."""
+    """Return the names of the children that are not to be deleted, by their parents among the runs."""
     needed: dict[Path, list[str]] = {}
     for other in folders_of_runs(results_dir):
         if other in runs:
             continue
         folder = RunFolder(other)
-        sources = {Path(str(folder.flat_config.get(key) or "")).name for key in SOURCES}
+        parents: set[str] = set()
+        for key in PARENT_KEYS:
+            value = folder.flat_config.get(key) or ""
+            parents.add(Path(str(value)).name)
         if folder.first_stage is not None:
-            sources.add(folder.first_stage.run)
+            parents.add(folder.first_stage.run)
         for run in runs:
-            if run.name in sources:
+            if run.name in parents:
                 needed.setdefault(run, []).append(other.name)
     return needed
 
@@ -50,7 +55,7 @@ def remove_runs(runs: Iterable[Path], results_dir: Path) -> None:
     try:
         for run in runs:
             with locked(run):
-                # A hidden folder is no run: what is deleted in part is never read.
+                # A hidden folder is no run: a run that is deleted in part is never read.
                 hidden = run.with_name(f".{run.name}.removed")
                 shutil.rmtree(hidden, ignore_errors=True)  # of an earlier run of this name, killed on the way
                 run.rename(hidden)

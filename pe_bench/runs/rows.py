@@ -77,12 +77,12 @@ class Row:
 
     @property
     def key(self) -> tuple[str, ...]:
-        """Return what identifies a score; a second one with the same key replaces the first."""
+        """Return the identity of a row: a later row with the same key replaces it."""
         return tuple(map(str, _KEY_OF(self)))
 
     @property
     def half(self) -> str:
-        """Return which half of the documents, or of a task's examples, was scored; empty for all of them."""
+        """Return the name of the scored half of documents or examples; empty if all were scored."""
         return self.target_hash.rpartition("-")[0]
 
     @property
@@ -92,9 +92,11 @@ class Row:
 
     @property
     def order(self) -> tuple[str, str, str, int, float, str, bool, str]:
+        """Return the key by which a run's rows are sorted in a file."""
         is_coarse = self.score_dtype != "float32"
-        how = self.protocol, self.scored_with, self.control
-        return (*how, self.length, self.depth or 0.0, self.target_hash, is_coarse, self.slice)
+        scored = self.protocol, self.scored_with, self.control
+        windows = self.length, self.depth or 0.0, self.target_hash
+        return (*scored, *windows, is_coarse, self.slice)
 
 
 Item = TypeVar("Item")
@@ -122,7 +124,7 @@ MAX_REMEMBERED = 2**14  # cells: many rows share most of theirs
 
 
 def read_rows(path: Path) -> list[Row]:
-    """Return the rows of one CSV file, none where there is no file. Raise `RunError` where it is damaged."""
+    """Return the rows of a CSV file; none without the file. Raise `RunError` for a damaged file."""
     try:
         lines = csv.DictReader(io.StringIO(read_regular(path), newline=""), strict=True)
         return [Row(*_read_cells(line)) for line in lines]
@@ -139,16 +141,16 @@ def _read_cells(line: Mapping[str, str]) -> list[Any]:
 
 
 def write_rows(path: Path, rows: Iterable[Row]) -> None:
-    """Replace a file by these rows; of those with the same key, the last wins."""
+    """Replace a CSV file by these rows; of rows with the same key, the last is written."""
     latest = {row.key: row for row in rows}
     text = io.StringIO()
-    lines = [[*map(_spell, _VALUES_OF(row))] for row in latest.values()]
+    lines = [map(_cell_text, _VALUES_OF(row)) for row in latest.values()]
     csv.writer(text, lineterminator="\n").writerows([COLUMNS, *lines])
     write_text(path, text.getvalue())
 
 
-def _spell(value: object) -> str:
-    """A cell's text. `repr` of a float reads back as the same float; numpy's would not be a number."""
+def _cell_text(value: object) -> str:
+    """Return a cell's text. A float's `repr` reads back as the same float; that of a numpy float does not."""
     if isinstance(value, str):
         text = printable(value)
         return f"'{text}" if text.startswith(FORMULA) else text
@@ -159,9 +161,9 @@ def _spell(value: object) -> str:
 
 @lru_cache(maxsize=MAX_REMEMBERED)
 def read_cell(name: str, text: str) -> Any:
-    """Return a column's value in a stranger's file.
+    """Return a column's value from its text, which may be a stranger's.
 
-    Raise `ValueError` for what it cannot be, and for a text that could do harm when it is shown.
+    Raise `ValueError` for an impossible value, and for a text that could do harm when it is shown.
     """
     kind, *may_be_empty = _KINDS[name]
     if kind is not str:
@@ -181,11 +183,11 @@ def read_cell(name: str, text: str) -> Any:
     return text
 
 
-# What is asked of rows
+# Questions about rows
 
 
 def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
-    """Return rows, or other items, by what `key` says of them, in the order of the first ones."""
+    """Group items by their keys; groups are in the order of their first items."""
     groups: dict[Key, list[Item]] = {}
     for item in items:
         groups.setdefault(key(item), []).append(item)
@@ -193,13 +195,14 @@ def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list
 
 
 def has_number(row: Row) -> bool:
+    """Return whether a row has a level."""
     return row.status == "ok" and level_of(row) is not None
 
 
 def level_of(row: Row) -> float:
-    """Return the bits per byte of a row that has a number, or of a task the share of right examples.
+    """Return a row's level: bits per byte, nats per token, or the share of right examples of a task.
 
-    Where the tokenizer loses text, it is nats per token.
+    It is nats per token if the tokenizer loses text. The row must have a number.
     """
     if row.protocol == TASK:
         return cast(float, row.exact)
@@ -207,21 +210,25 @@ def level_of(row: Row) -> float:
 
 
 def one_a_run(rows: Iterable[Row]) -> list[Row]:
+    """Return the last row of each run."""
     return list({row.run: row for row in rows}.values())
 
 
 def is_as_trained(row: Row) -> bool:
+    """Return whether a row is of the trained encoding on unchanged windows."""
     return row.control == "none" and row.scored_with == row.encoding
 
 
 def describe_failures(rows: Iterable[Row]) -> str:
-    """Return where a user's own code failed while these rows were scored, and the way out; or nothing."""
-    failed = sorted((row for row in rows if row.status == "failed"), key=lambda row: row.length)
+    """Return a message on the rows at which a user's own code failed; empty if it failed at none."""
+    failed = [row for row in rows if row.status == "failed"]
     if not failed:
         return ""
-    lengths = dict.fromkeys(str(row.length) for row in failed)
+    failed.sort(key=lambda row: row.length)
+    first = failed[0]
+    lengths = ", ".join(dict.fromkeys(str(row.length) for row in failed))
     return (
-        f"{failed[0].scored_with} could not be scored at {', '.join(lengths)}: {failed[0].reason}: mend it, "
+        f"{first.scored_with} could not be scored at {lengths}: {first.reason}: mend it, "
         "or raise LengthError where the encoding is undefined; then score the same weights with "
-        f"`pe-bench eval {failed[0].run} --code FILE --force`"
+        f"`pe-bench eval {first.run} --code FILE --force`"
     )

@@ -1,9 +1,9 @@
-"""The scores of a run: the NLLs of single targets, and all that rows and verdicts are made of.
+"""The scores of a run: the NLLs of single targets, from which rows and verdicts follow.
 
-A score has a file in the run's `scores/`. `means.safetensors` has the means by document, of all targets and
-of those of each slice, so that a report reads no scores; they count only beside the level that they give. It
-also says which targets of a set are in a slice: what a slice is, `pe_bench.scoring.slices` says.
-All of these files follow from the text and the weights: `pe-bench eval RUN` makes again what is lost.
+Each score has a file in the run's `scores/`. `means.safetensors` has the means by document, of all targets
+and of each slice, so that a report reads no scores; a mean is ignored if its level is not that of the row.
+The file also has the mask of each slice; `pe_bench.scoring.slices` defines slices. All of these files follow
+from the text and the weights: `pe-bench eval RUN` makes a lost file again.
 """
 
 import hashlib
@@ -27,27 +27,29 @@ from pe_bench.system.files import write_atomically
 MIN_DOCUMENTS = 20  # for an interval over documents
 MIN_SEGMENT = 64  # targets
 KINDS = {"nll": np.float32, "document": np.int64, "bytes": np.int64}
-ANSWERS = {"correct": np.float32}  # a fourth tensor, where targets are answers
+ANSWERS = {"correct": np.float32}  # a fourth tensor, if targets are answers
 MEANS = "means.safetensors"
 RECALL, NOVEL, KEY = "recall", "novel", "key"
-NO_BYTES = -1  # for a target: its tokenizer loses text, so that what the target stands for is not known
-TEXT_SLICES = (RECALL, NOVEL)  # that the text alone decides
+NO_BYTES = -1  # of a target whose text is unknown, because its tokenizer loses text
+TEXT_SLICES = (RECALL, NOVEL)  # slices that follow from the text alone
 
 
 def write_tensors(path: Path, tensors: Mapping[str, np.ndarray], facts: Mapping[str, Any]) -> None:
     """Write tensors and plain values to a file, with a checksum of both."""
     arrays = {name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}
-    content = save(arrays, {"about": json.dumps({**facts, "checksum": _checksum(arrays, facts)})})
+    about = {**facts, "checksum": _checksum(arrays, facts)}
+    content = save(arrays, {"about": json.dumps(about)})
     write_atomically(path, lambda temporary: temporary.write_bytes(content))
 
 
 def read_tensors(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """Return what `write_tensors` wrote. Raise `RunError` where it is missing, damaged or not to be read."""
+    """Read the tensors and values of `write_tensors`. Raise `RunError` for a missing or damaged file."""
     try:
         with open_regular(path) as file:
             content = file.read()
         tensors = load(content)
-        header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+        size = int.from_bytes(content[:8], "little")
+        header = json.loads(content[8 : 8 + size])
         facts = json.loads(header["__metadata__"]["about"])
         if facts.pop("checksum") != _checksum(tensors, facts):
             raise ValueError("its numbers are not those of its checksum")
@@ -68,27 +70,31 @@ def _checksum(tensors: Mapping[str, np.ndarray], facts: Mapping[str, Any]) -> st
 class Clusters:
     """The division of a set's targets into documents, and into the clusters that an interval resamples.
 
-    A cluster is a document; where there are fewer than 20, one of `segments` equally long parts of each
-    document, of 64 targets or more. documents: their numbers in rising order. group, counts, sizes: the index
-    of each target's document, the targets and the bytes of each document. names, index: a number for each
-    cluster, and the index of each target's. rank: of each target among those of its document.
+    A cluster is a document. If there are fewer than 20 documents, a cluster is one of `segments` equally long
+    parts of a document, of 64 targets or more.
     """
 
     def __init__(self, document: np.ndarray, size: np.ndarray) -> None:
+        """document, size: of each target, the number of its document, and its bytes."""
+        # By document, in rising order: its number and its targets. By target: the index of its document.
         self.documents, self.group, self.counts = np.unique(document, return_inverse=True, return_counts=True)
-        self.sizes = np.bincount(self.group, weights=size)
-        self.names = self.documents
-        self.index = self.group
+        self.sizes = np.bincount(self.group, weights=size)  # of the documents, bytes
+        self.names = self.documents  # a number for each cluster
+        self.index = self.group  # of each target's cluster
         self.segments = 1
         if len(self.counts) < MIN_DOCUMENTS:
-            most = self.counts.min() // MIN_SEGMENT
-            self.segments = int(max(1, min(-(-MIN_DOCUMENTS // len(self.counts)), most)))
+            wanted = math.ceil(MIN_DOCUMENTS / len(self.counts))
+            most = int(self.counts.min()) // MIN_SEGMENT
+            self.segments = max(1, min(wanted, most))
         if self.segments > 1:
-            self.names = (self.documents[:, None] * self.segments + np.arange(self.segments)).ravel()
-            self.index = self.group * self.segments + self.rank * self.segments // self.counts[self.group]
+            first_names = self.documents * self.segments
+            self.names = (first_names[:, None] + np.arange(self.segments)).ravel()
+            segment = self.rank * self.segments // self.counts[self.group]
+            self.index = self.group * self.segments + segment
 
     @property
     def rank(self) -> np.ndarray:
+        """Return the place of each target in its document, int64 [targets]."""
         rank = np.empty(len(self.group), np.int64)
         order = np.argsort(self.group, kind="stable")
         rank[order] = np.concatenate([np.arange(count) for count in self.counts])
@@ -97,30 +103,26 @@ class Clusters:
 
 @dataclass(frozen=True)
 class Scores:
-    """One entry for each scored token, in the fixed order of the target set.
+    """The scores of a set's targets, in the fixed order of the set."""
 
-    nll: nats, float32 [targets]; document: int64 [targets]; bytes: what each token stands for in
-    the text, int64 [targets] (1 for an answer of a task, -1 where that is not known); correct: 1 for a target
-    of a right answer, float32 [targets], None where there are no answers.
-    """
-
-    nll: np.ndarray
-    document: np.ndarray
-    bytes: np.ndarray
-    correct: np.ndarray | None = None
+    nll: np.ndarray  # nats, float32 [targets]
+    document: np.ndarray  # int64 [targets]
+    bytes: np.ndarray  # of the token in the text, int64 [targets]; 1 for an answer of a task; or `NO_BYTES`
+    correct: np.ndarray | None = None  # 1 for a target of a right answer, float32 [targets]; None for text
 
     @cached_property
     def has_bytes(self) -> bool:
+        """Return whether the bytes of all targets are known."""
         return not bool((self.bytes == NO_BYTES).any())
 
     @property
     def sizes(self) -> np.ndarray:
-        """Return what levels are per: the bytes of each target, or 1 for each, int64 [targets]."""
+        """Return the bytes of each target, or 1 for each target if bytes are unknown, int64 [targets]."""
         return self.bytes if self.has_bytes else np.ones_like(self.bytes)
 
     @property
     def unit(self) -> float:
-        """Return how many nats a unit of a level has: a bit per byte, or a nat per token."""
+        """Return the nats in a unit of a level: in a bit, or in a nat if bytes are unknown."""
         return math.log(2) if self.has_bytes else 1.0
 
     @cached_property
@@ -130,11 +132,12 @@ class Scores:
     def by_cluster(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the clusters in a fixed order, and their levels (bits per byte), float64 [clusters].
 
-        The mean over a document's clusters is that of the document.
+        The mean level of a document's clusters is the level of the document.
         """
         clusters = self.clusters
         sizes = np.repeat(clusters.sizes, clusters.segments) / clusters.segments
-        bits = np.bincount(clusters.index, weights=self.nll.astype(np.float64)) / self.unit
+        nats = np.bincount(clusters.index, weights=self.nll.astype(np.float64))
+        bits = nats / self.unit
         some = sizes > 0
         return clusters.names[some], bits[some] / sizes[some]
 
@@ -145,10 +148,10 @@ class Scores:
 
 
 def compute_level(scores: Scores, protocol: str) -> dict[str, float | None]:
-    """Return the columns of a row's level: as in papers, the sum of all nats over that of all tokens.
+    """Return the columns of a row's level: as in papers, the sum of all nats over the number of tokens.
 
     For `paired`, probes and tasks, all documents count the same, however many targets they have. Bits per
-    byte are NaN if the targets have no bytes, and None where their bytes are not known.
+    byte are NaN if the targets have no bytes, and None if their bytes are unknown.
     """
     bits: float | None
     if protocol in ("paired", "probe", "task"):
@@ -156,36 +159,43 @@ def compute_level(scores: Scores, protocol: str) -> dict[str, float | None]:
         nats_of_documents = np.bincount(clusters.group, weights=scores.nll.astype(np.float64))
         nll = float(np.mean(nats_of_documents / clusters.counts))
         some = clusters.sizes > 0
-        bits_of_documents = nats_of_documents[some] / math.log(2) / clusters.sizes[some]
-        bits = float(np.mean(bits_of_documents)) if some.any() else math.nan
+        bits_of_documents = nats_of_documents[some] / math.log(2)
+        bits = math.nan
+        if some.any():
+            bits = float(np.mean(bits_of_documents / clusters.sizes[some]))
     else:
         nats = float(np.sum(scores.nll, dtype=np.float64))
         size = int(scores.bytes.sum())
         nll = nats / len(scores.nll)
         bits = nats / math.log(2) / size if size else math.nan
-    bits = bits if scores.has_bytes else None
+    return _level_columns(nll, bits if scores.has_bytes else None)
+
+
+def _level_columns(nll: float, bits: float | None) -> dict[str, float | None]:
     return {"nll": nll, "perplexity": perplexity_of(nll), "bits_per_byte": bits}
 
 
 def perplexity_of(nll: float) -> float:
-    """Return the exponential; infinity where it is beyond what a float can hold."""
+    """Return the exponential of an NLL; infinity if it is too large for a float."""
     return math.inf if nll >= 700 else math.exp(nll)
 
 
 def with_level(row: Row, scores: Scores) -> Row:
-    """Return the row with the level that its scores give."""
+    """Return the row with the level of its scores."""
     row = replace(row, **compute_level(scores, row.protocol))
     if scores.correct is None:
         return row
     if row.protocol != TASK:
-        return replace(row, accuracy=float(np.mean(scores.accuracy(scores.clusters.index))))
+        accuracy = scores.accuracy(scores.clusters.index)
+        return replace(row, accuracy=float(np.mean(accuracy)))
     right = scores.accuracy(scores.clusters.group)
+    exact = float((right == 1).mean())
     # Answers of a task are no text.
-    return replace(row, bits_per_byte=None, accuracy=float(right.mean()), exact=float((right == 1).mean()))
+    return replace(row, bits_per_byte=None, accuracy=float(right.mean()), exact=exact)
 
 
 def score_file(run: Path, row: Row) -> Path:
-    """Return where the run in this folder keeps the scores of a row."""
+    """Return the path of the scores of a row in a run's folder."""
     return run.joinpath("scores", f"{score_name(row)}.safetensors")  # at once: a report does it for each row
 
 
@@ -194,31 +204,41 @@ def score_name(row: Row) -> str:
     name = f"{row.protocol}-{row.length}-{row.control}-{row.target_hash}"
     name += f"-stride{row.stride}" if row.stride else ""
     if row.scored_with != row.encoding:
-        # It spells options, and so may be long or hold a slash.
+        # A label has options, so it may be long or contain a slash.
         other = row.scored_with + (" (forced)" if row.forced else "")
-        name += f"-{hashlib.sha256(other.encode()).hexdigest()[:8]}"
-    return name + (f"-{row.score_dtype}" if row.score_dtype != "float32" else "")
+        digest = hashlib.sha256(other.encode()).hexdigest()
+        name += f"-{digest[:8]}"
+    if row.score_dtype != "float32":
+        name += f"-{row.score_dtype}"
+    return name
 
 
 def save_scores(path: Path, scores: Scores) -> None:
+    """Write scores to a file, and make its folder if needed."""
     path.parent.mkdir(exist_ok=True)
-    tensors = {name: getattr(scores, name) for name in (*KINDS, *ANSWERS)}
-    write_tensors(path, {name: tensor for name, tensor in tensors.items() if tensor is not None}, {})
+    tensors: dict[str, np.ndarray] = {}
+    for name in (*KINDS, *ANSWERS):
+        tensor = getattr(scores, name)
+        if tensor is not None:
+            tensors[name] = tensor
+    write_tensors(path, tensors, {})
 
 
 def load_scores(path: Path) -> Scores:
-    """Return the scores in a file. Raise `RunError` where it is missing, damaged or not to be read."""
+    """Read the scores in a file. Raise `RunError` for a missing or damaged file."""
     tensors, _ = read_tensors(path)
     kinds = {name: tensor.dtype for name, tensor in tensors.items()}
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
     count = tensors["nll"].size if "nll" in tensors else 0
-    if kinds not in (KINDS, KINDS | ANSWERS) or {*shapes.values()} != {(count,)} or not count:
+    has_kinds = kinds in (KINDS, KINDS | ANSWERS)
+    has_shapes = count > 0 and {*shapes.values()} == {(count,)}
+    if not (has_kinds and has_shapes):
         raise RunError(f"{path} is damaged (its tensors, {kinds} and {shapes}, are no scores)")
     return Scores(**tensors)
 
 
 def has_whole_scores(run: Path, row: Row) -> bool:
-    """Return whether the scores of a row can be read: what is lost or damaged is made again."""
+    """Return whether the scores of a row can be read. Lost and damaged scores are made again."""
     try:
         load_scores(score_file(run, row))
     except RunError:
@@ -229,52 +249,48 @@ def has_whole_scores(run: Path, row: Row) -> bool:
 # Slices, and means by document
 
 
-Masks = Mapping[str, np.ndarray]  # by the name of a slice, bool [targets] in the order of their set
+Masks = Mapping[str, np.ndarray]  # by the name of a slice, bool [targets] in the order of the target set
 
 
 def keep_slices(run: Path, masks: Mapping[str, Masks], judge: str = "") -> None:
-    """Add slices by the hash of their set to what a run keeps, and write the means of its rows.
+    """Add slices to a run's `means.safetensors`, and write the means of all rows there.
 
-    judge: the run whose scores chose the targets. Only the holder of the run's lock may call this.
+    masks: by the hash of the target set. judge: the run whose scores chose the targets. Only the holder of
+    the run's lock may call this.
     """
     kept = read_means(run)
     new: dict[str, np.ndarray] = {}
-    for target_hash, masks_of_set in masks.items():
-        new.update({f"{target_hash} {name}": mask for name, mask in masks_of_set.items()})
-    rows = [
-        row
-        for row in read_rows(run / "eval.csv")
-        if row.status == "ok" and row.protocol not in (*APART, TASK)
-    ]
+    for target_hash, slices in masks.items():
+        for name, mask in slices.items():
+            new[f"{target_hash} {name}"] = mask
+    scored = [row for row in read_rows(run / "eval.csv") if row.status == "ok"]
+    rows = [row for row in scored if row.protocol not in (*APART, TASK)]
     if new or any(kept.of(row) is None for row in rows):
-        _write_means(run, rows, {**kept.slices, **new}, {**kept.judges, **dict.fromkeys(new, judge)})
+        judges = {**kept.judges, **dict.fromkeys(new, judge)}
+        _write_means(run, rows, {**kept.slices, **new}, judges)
 
 
 @dataclass(frozen=True)
 class Means:
-    """The scores of a row, as far as a verdict needs them.
+    """The level of a row's scores in each cluster, from which a verdict follows."""
 
-    names: of the clusters, int64 [clusters]. bits: bits per byte of each, float64 [clusters], or nats per
-    token where a tokenizer loses text. level: their row's, in the same unit. segments: into how many each
-    document is cut. sizes: bytes of each cluster's targets, float64 [clusters], where clusters count by them;
-    None where all count the same. targets, slice_hash, judge: of a slice.
-    """
-
-    names: np.ndarray
-    bits: np.ndarray
-    level: float
-    segments: int
-    sizes: np.ndarray | None = None
-    targets: int = 0
+    names: np.ndarray  # of the clusters, int64 [clusters]
+    bits: np.ndarray  # per byte, float64 [clusters]; nats per token if a tokenizer loses text
+    level: float  # of the row, in the same unit
+    segments: int  # of each document
+    sizes: np.ndarray | None = (
+        None  # bytes of each cluster, its weight, float64 [clusters]; None: equal weights
+    )
+    targets: int = 0  # in the slice
     slice_hash: str = ""
-    judge: str = ""
+    judge: str = ""  # the run whose scores chose the slice's targets
 
 
 def compute_means(scores: Scores, protocol: str, mask: np.ndarray | None = None) -> Means:
-    """Return the means of all targets, or of those of a slice; clusters without any are left out.
+    """Return the means of all targets, or of a slice without the clusters that have none of its targets.
 
-    A document may have one target of a slice or hundreds, so that clusters count by their bytes: the level is
-    that of all these targets together. Raise `RunError` for a slice of another set.
+    A document may have one target of a slice or hundreds, so clusters of a slice are weighted by their bytes:
+    the level is that of all its targets together. Raise `RunError` for a mask of another target set.
     """
     clusters = scores.clusters
     if mask is None:
@@ -283,30 +299,39 @@ def compute_means(scores: Scores, protocol: str, mask: np.ndarray | None = None)
         return Means(*scores.by_cluster(), level, clusters.segments)
     if mask.shape != scores.nll.shape:
         raise RunError(f"a slice is of {len(mask)} targets, and the scores are of {len(scores.nll)}")
-    bits, sizes = (
-        np.bincount(clusters.index, np.where(mask, values, 0).astype(np.float64), len(clusters.names))
-        for values in (scores.nll / scores.unit, scores.sizes)
-    )
+
+    def cluster_sums(values: np.ndarray) -> np.ndarray:
+        chosen = np.where(mask, values, 0).astype(np.float64)
+        return np.bincount(clusters.index, chosen, len(clusters.names))
+
+    bits = cluster_sums(scores.nll / scores.unit)
+    sizes = cluster_sums(scores.sizes)
     some = sizes > 0
     level = float(bits[some].sum() / sizes.sum()) if some.any() else math.nan
-    slice_hash = hashlib.sha256(mask.tobytes()).hexdigest()[:16]
-    means = Means(clusters.names[some], bits[some] / sizes[some], level, clusters.segments, sizes[some])
-    return replace(means, targets=int(mask.sum()), slice_hash=slice_hash)
+    return Means(
+        names=clusters.names[some],
+        bits=bits[some] / sizes[some],
+        level=level,
+        segments=clusters.segments,
+        sizes=sizes[some],
+        targets=int(mask.sum()),
+        slice_hash=hashlib.sha256(mask.tobytes()).hexdigest()[:16],
+    )
 
 
 @dataclass(frozen=True)
 class KeptMeans:
-    """What a run keeps of its scores: their means, by the name of a score and that of a slice.
+    """The contents of a run's `means.safetensors`."""
 
-    slices, judges: masks, and the runs that chose them if any, by the hash of a set and the name of a slice.
-    """
-
-    means: Mapping[str, Means] = field(default_factory=dict)
+    means: Mapping[str, Means] = field(default_factory=dict)  # by the names of a score and a slice
+    # By the hash of a target set and the name of a slice.
     slices: Masks = field(default_factory=dict)
-    judges: Mapping[str, str] = field(default_factory=dict)
+    judges: Mapping[str, str] = field(
+        default_factory=dict
+    )  # the runs that chose the slices' targets, or empty
 
     def of(self, row: Row) -> Means | None:
-        """Return the means of a row, or of one of a slice; None where there are none of its level."""
+        """Return the means of a row of all targets or of a slice; None without means of the row's level."""
         means = self.means.get(f"{score_name(row)} {row.slice}")
         level = level_of(row)
         if means is None or level is None:
@@ -314,37 +339,38 @@ class KeptMeans:
         return means if np.array_equal(means.level, level, equal_nan=True) else None
 
     def rows_of_slice(self, rows: Sequence[Row], name: str) -> Iterator[Row]:
-        """Yield the rows of one slice, for rows of all targets; none where there are no means of it.
+        """Yield the rows of one slice. rows: of all targets. Nothing is yielded without means of the slice.
 
-        A length without a number has a row without one.
+        A row without a number gives a row of the slice without a number.
         """
-        shared: dict[str, dict[str, Any]] = {}  # what the rows of a set of targets share
+        shared: dict[str, dict[str, Any]] = {}  # by target set, the values in all its rows
         for row in rows:
             means = self.means.get(f"{score_name(row)} {name}")
-            if means is None or means.sizes is None or not means.targets or self.of(row) is None:
+            if means is None or means.sizes is None or not means.targets:
                 continue
-            level = _level_of_slice(row, means)
-            shared[row.target_hash] = {
-                **{fact: getattr(means, fact) for fact in ("targets", "slice_hash", "judge")},
-                "documents": len(np.unique(means.names // means.segments)),
-            }
-            yield replace(row, slice=name, **shared[row.target_hash], **level)
+            if self.of(row) is None:
+                continue
+            documents = np.unique(means.names // means.segments)
+            facts = {fact: getattr(means, fact) for fact in ("targets", "slice_hash", "judge")}
+            facts["documents"] = len(documents)
+            shared[row.target_hash] = facts
+            yield replace(row, slice=name, **facts, **_level_of_slice(row, means))
         for row in rows:
             if level_of(row) is None and row.target_hash in shared:
                 yield replace(row, slice=name, **shared[row.target_hash])
 
 
 def _level_of_slice(row: Row, means: Means) -> dict[str, float | None]:
-    """Return the columns of the level of a slice, whose targets have means by the bytes of clusters."""
+    """Return the columns of the level of a slice. means: of the slice."""
     assert means.sizes is not None
     if row.loses_text:
-        return {"nll": means.level, "perplexity": perplexity_of(means.level), "bits_per_byte": None}
-    nll = means.level * math.log(2) * float(means.sizes.sum()) / means.targets
-    return {"nll": nll, "perplexity": perplexity_of(nll), "bits_per_byte": means.level}
+        return _level_columns(means.level, None)
+    nats = means.level * math.log(2) * float(means.sizes.sum())
+    return _level_columns(nats / means.targets, means.level)
 
 
 def read_means(run: Path) -> KeptMeans:
-    """Return the means in a run's file; none where it is lost or damaged."""
+    """Read a run's `means.safetensors`; empty for a lost or damaged file."""
     with suppress(Exception):  # a stranger may have written anything
         tensors, facts = read_tensors(run / MEANS)
         means = {}
@@ -360,8 +386,11 @@ def read_means(run: Path) -> KeptMeans:
                 slice_hash=str(slice_hash),
                 judge=read_cell("judge", judge),
             )
-        slices = {words: mask.astype(bool) for words, mask in tensors.items() if len(words.split()) == 2}
-        return KeptMeans(means, slices, {words: str(facts["judges"][words]) for words in slices})
+        # Masks are left, under the hash of a target set and the name of a slice.
+        names = [name for name in tensors if len(name.split()) == 2]
+        slices = {name: tensors[name].astype(bool) for name in names}
+        judges = {name: str(facts["judges"][name]) for name in names}
+        return KeptMeans(means, slices, judges)
     return KeptMeans()
 
 
@@ -370,7 +399,11 @@ def _write_means(run: Path, rows: Iterable[Row], slices: Masks, judges: Mapping[
     tensors = dict(slices)
     facts: dict[str, tuple[object, ...]] = {}
     for row in rows:
-        keys = {key.split()[1]: key for key in slices if key.split()[0] == row.target_hash}
+        keys: dict[str, str] = {}
+        for key in slices:
+            target_hash, name = key.split()
+            if target_hash == row.target_hash:
+                keys[name] = key
         with suppress(RunError):  # a report names damaged scores, and scoring makes them again
             scores = load_scores(score_file(run, row))
             for name, key in {ALL: "", **keys}.items():

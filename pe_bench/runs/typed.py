@@ -19,27 +19,31 @@ TAGS = "tags.json"
 
 
 def results_option(results_dir: Path) -> str:
-    """Return the option that a command to type needs, with a blank before; empty for the default folder."""
+    """Return ` --results-dir FOLDER` for a command to type; empty for the default folder."""
     return "" if results_dir == DEFAULT_FOLDER else f" --results-dir {shlex.quote(str(results_dir))}"
 
 
 def eval_command(run: Path) -> str:
     """Return the command to type that scores a run."""
-    return f"`pe-bench eval {shlex.quote(run.name)}{results_option(run.parent.parent)}`"
+    name = shlex.quote(run.name)
+    return f"`pe-bench eval {name}{results_option(run.parent.parent)}`"
 
 
 def group_of_command() -> str | None:
     """Return a name for the group of runs of the current command; None if it trains only one."""
     command = os.environ.get(VARIABLE, "")
     arguments = shlex.split(command)
-    is_single = arguments[1:2] == ["train"] and not {"-m", "--multirun"} & {*arguments}
-    digest = hashlib.sha256(command.encode()).hexdigest()[:8]
-    return None if is_single or not arguments else f"{arguments[1]}-{digest}"
+    is_sweep = "-m" in arguments or "--multirun" in arguments
+    is_single = arguments[1:2] == ["train"] and not is_sweep
+    if is_single or not arguments:
+        return None
+    digest = hashlib.sha256(command.encode()).hexdigest()
+    return f"{arguments[1]}-{digest[:8]}"
 
 
 @contextmanager
 def called_with(overrides: Sequence[str]) -> Iterator[None]:
-    """Keep what a Python program asks `train` for as the command that asks for the same."""
+    """Record a Python call of `train` as the command with the same overrides."""
     is_command = VARIABLE in os.environ
     if not is_command:
         os.environ[VARIABLE] = shlex.join(["pe-bench", "train", *overrides])
@@ -51,51 +55,66 @@ def called_with(overrides: Sequence[str]) -> Iterator[None]:
 
 
 def record_command(run: Path) -> None:
-    """Add the command at work to the run's, once; only the holder of the run's lock may call this."""
+    """Add the present command to the run's `commands.json`, once.
+
+    Only the holder of the run's lock may call this.
+    """
     from pe_bench.system.files import write_text  # which `--help` should not wait for
 
     arguments = shlex.split(os.environ.get(VARIABLE, ""))
     recorded = recorded_commands(run)
-    if arguments[1:2] == ["eval"] and (len(arguments) == 2 or arguments[2].startswith("-")):
-        arguments.insert(2, run.name)  # it was of the newest run, and another may be the newest later
+    is_eval = arguments[1:2] == ["eval"]
+    has_name = len(arguments) > 2 and not arguments[2].startswith("-")
+    if is_eval and not has_name:
+        arguments.insert(
+            2, run.name
+        )  # the command scored the newest run; another run may be the newest later
     command = shlex.join(arguments)
     if command and command not in recorded:
-        write_text(run / FILE, json.dumps([*recorded, command], indent=1, ensure_ascii=False) + "\n")
+        text = json.dumps([*recorded, command], indent=1, ensure_ascii=False)
+        write_text(run / FILE, f"{text}\n")
 
 
 def record_tag(run: Path, tag: str | None) -> None:
-    """Add a tag to the run's, as the newest of them; only the holder of the run's lock may call this."""
+    """Make a tag the newest in the run's `tags.json`; only the holder of the run's lock may call this."""
     from pe_bench.system.files import write_text  # which `--help` should not wait for
 
+    if tag is None:
+        return
     tags = tags_of(run)
-    if tag is not None and tags[-1:] != [tag]:
-        kept = [each for each in tags if each != tag]
-        write_text(run / TAGS, json.dumps([*kept, tag], ensure_ascii=False) + "\n")
+    new = [each for each in tags if each != tag]
+    new.append(tag)
+    if new != tags:
+        text = json.dumps(new, ensure_ascii=False)
+        write_text(run / TAGS, f"{text}\n")
 
 
 def tags_of(run: Path) -> list[str]:
-    """Return a run's tags, the newest at the end; none where they are missing or unreadable."""
+    """Return a run's tags, the newest at the end; none if the file is missing or unreadable."""
     from pe_bench.config.schema import NAME
     from pe_bench.runs.untrusted import read_regular  # with PyYAML, which `--help` should not wait for
 
     with suppress(RunError, OSError, ValueError, RecursionError, TypeError):
-        return [tag for tag in map(str, json.loads(read_regular(run / TAGS))) if NAME.fullmatch(tag)]
+        tags = map(str, json.loads(read_regular(run / TAGS)))
+        return [tag for tag in tags if NAME.fullmatch(tag)]
     return []
 
 
 def recorded_commands(run: Path) -> list[str]:
-    """Return a run's commands in the order of their first use; none where they are missing or unreadable."""
+    """Return a run's commands in the order of their first use; none if the file is missing or unreadable."""
     from pe_bench.runs.untrusted import read_regular  # with PyYAML, which `--help` should not wait for
 
     with suppress(RunError, OSError, ValueError, RecursionError, TypeError):
-        return [command for command in json.loads(read_regular(run / FILE)) if _is_ours(str(command))]
+        commands = json.loads(read_regular(run / FILE))
+        return [command for command in commands if _is_ours(str(command))]
     return []
 
 
 def _is_ours(command: str) -> bool:
-    """Return whether a shell would run pe-bench with it and nothing else: the file may be a stranger's."""
+    """Return whether a shell would run only pe-bench: the file may be a stranger's."""
     with suppress(ValueError):
         arguments = shlex.split(command)
-        is_plain = command == shlex.join(arguments) and not CONTROL.search(command)
+        is_quoted = command == shlex.join(arguments)
+        is_plain = is_quoted and not CONTROL.search(command)
         return is_plain and arguments[:1] == ["pe-bench"]
     return False

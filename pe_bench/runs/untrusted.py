@@ -1,7 +1,7 @@
 """The one reader of a run's folder, which may be a stranger's: plain files, plain values, plain text.
 
-Whatever reads or writes a run calls `check_files` first, and opens each file by `open_regular`, because a run
-may change in between; `docs/security.md` says what follows from it.
+All code that reads or writes a run calls `check_files` first, and opens each file with `open_regular`,
+because a run may change in between. `docs/security.md` says what this protects from.
 """
 
 import io
@@ -19,7 +19,7 @@ import yaml
 from pe_bench.errors import RunError
 from pe_bench.system.terminal import CONTROL
 
-# Bytes of what is read as a whole. Ours are hundreds of times smaller.
+# Bytes of files that are read whole. Files of pe-bench are hundreds of times smaller.
 MAX_BYTES = {".yaml": 2**16, ".json": 2**20, ".csv": 2**27}
 WAY_OUT = "delete it, or ask for a whole copy of the run"
 MAX_DEPTH = 20  # lists and mappings inside one another
@@ -28,11 +28,11 @@ _SAFE: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def check_files(run: Path) -> None:
-    """Raise `RunError` for a run that is no folder of plain files and folders, `OSError` where it is none.
+    """Raise `RunError` unless a run is a folder of plain files and folders, `OSError` if it does not exist.
 
-    So nothing outside it is read as its own, written or deleted, and nothing in it is waited for.
+    So no path outside the run is read, written or deleted as a part of it, and no pipe in it is waited for.
     """
-    os.lstat(run)  # which raises where there is none
+    os.lstat(run)  # raises if the run does not exist
     for path in chain([str(run)], _paths_below(run)):
         with suppress(FileNotFoundError):  # another process may delete it meanwhile
             mode = os.lstat(path).st_mode
@@ -50,12 +50,13 @@ def _paths_below(folder: Path) -> Iterator[str]:
 
 
 def open_regular(path: Path) -> io.BufferedReader:
-    """Open a regular file to read, follow no link, and wait for nothing.
+    """Open a regular file to read, without following a link or waiting for a pipe.
 
-    Raise `RunError` where that is not permitted, and `OSError` for all that is no regular file.
+    Raise `RunError` without the permission to read, and `OSError` for a path that is no regular file.
     """
-    # Windows has none of these, nor pipes that have a place among files.
-    flags = sum(getattr(os, name, 0) for name in ("O_NONBLOCK", "O_NOFOLLOW", "O_CLOEXEC", "O_BINARY"))
+    # Windows lacks the first three flags, and has no pipes among its files.
+    names = ("O_NONBLOCK", "O_NOFOLLOW", "O_CLOEXEC", "O_BINARY")
+    flags = sum(getattr(os, name, 0) for name in names)
     try:
         descriptor = os.open(path, os.O_RDONLY | flags)
     except PermissionError as error:
@@ -67,9 +68,9 @@ def open_regular(path: Path) -> io.BufferedReader:
 
 
 def read_regular(path: Path) -> str:
-    """Return a regular file of a sensible size as UTF-8. Raise as `open_regular`, and `ValueError`.
+    """Return the text of a regular file of a sensible size. Raises as `open_regular`, and `ValueError`.
 
-    Bytes would not do: YAML would read UTF-16 in them too, in which an alias looks different.
+    The text is decoded as UTF-8: YAML would also read bytes as UTF-16, in which an alias looks different.
     """
     most = MAX_BYTES[path.suffix]
     with open_regular(path) as file:
@@ -80,7 +81,7 @@ def read_regular(path: Path) -> str:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return the plain values of a file. Raise as `open_regular`, and `ValueError` for anything else."""
+    """Return the object in a JSON file. Raises as `read_regular`, and `ValueError` if it is no object."""
     try:
         values = json.loads(read_regular(path))
         _check_plain(values)
@@ -92,18 +93,20 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def parse_mapping(text: str) -> dict[str, Any]:
-    """Return the plain values in a text of YAML. Raise `ValueError`, whose text is one line.
+    """Return the plain values in a text of YAML. Raises `ValueError` with a text of one line.
 
-    Aliases are refused: a few lines of them can stand for more than any memory holds, and no file of ours
-    has one. Interpolations are refused because Hydra would resolve one, to a secret of the environment for
-    example. They are looked for in the values, because an escape can hide a dollar sign in the text.
+    Aliases are refused: a few lines of aliases can expand to more than any memory holds, and no file of
+    pe-bench has an alias. Interpolations are refused because Hydra would resolve them, to a secret of the
+    environment for example. They are searched for in the values, because an escape can hide a dollar sign
+    in the text.
     """
     try:
         depth = 0
         for event in yaml.parse(text, _SAFE):  # before a nesting is built, which could end the process
             if isinstance(event, yaml.AliasEvent):
                 raise ValueError("it has aliases, such as *name")
-            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            depth += isinstance(event, yaml.CollectionStartEvent)
+            depth -= isinstance(event, yaml.CollectionEndEvent)
             if depth > MAX_DEPTH:
                 raise ValueError("it is nested too deeply")
         values = yaml.load(text, _SAFE)

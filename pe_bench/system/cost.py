@@ -1,7 +1,7 @@
-"""What a command costs: said once, as soon as its first work has shown how fast this machine is.
+"""The cost of a command, printed once, as soon as its first work has shown the speed of this machine.
 
-Work that knows its pace calls `expect`. The command that began it has said with `said_once` how many such
-pieces it has, and multiplies.
+Work with a known pace calls `expect`. The command has called `said_once` with the number of such pieces of
+work, and multiplies.
 """
 
 import math
@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 
 from pe_bench.system.terminal import say
 
-FIRST_SECONDS = 3.0  # of work, by which its pace is known
-WORTH_SAYING = 20.0  # seconds: what ends sooner needs no estimate
+FIRST_SECONDS = 3.0  # of work, after which its pace is known
+WORTH_SAYING = 20.0  # seconds: shorter work needs no estimate
 
 # Called with the seconds of a piece of work and the number of its cores, 0 for a GPU. A listener can be
-# pickled: a process that does a part of the work gets a copy.
+# pickled, because a process for a part of the work gets a copy.
 Listener = Callable[[float, int], None]
 _listener: ContextVar[Listener | None] = ContextVar("listener", default=None)
 
@@ -29,7 +29,7 @@ def cost_text(what: str, seconds: float, cores: int) -> str:
 
 
 def _roughly(seconds: float) -> str:
-    """Spell a time as exactly as an estimate is: `40 s`, `14 min`, `2 h 10 min`."""
+    """Write a time as precisely as an estimate is: `40 s`, `14 min`, `2 h 10 min`."""
     if seconds < 90:
         return f"{math.ceil(seconds / 10) * 10} s"
     minutes = round(seconds / 60)
@@ -46,18 +46,15 @@ def count(number: int, noun: str) -> str:
 
 @dataclass
 class Cost:
-    """The cost of a command of several pieces, such as runs.
+    """The cost of a command with several pieces of work, such as runs."""
 
-    text: returns what a number of pieces is, in words. ended: how many pieces are.
-    """
-
-    text: Callable[[int], str]
+    text: Callable[[int], str]  # of a number of pieces, such as `6 runs`
     pieces: int = 1
-    ended: int = 0
+    ended: int = 0  # pieces
     is_said: bool = False
 
     def expect(self, seconds: float, cores: int) -> None:
-        """Say what the pieces that are left cost, if this is the first of which the time is known."""
+        """Print the cost of the pieces that are left, once. seconds: of one piece."""
         left = max(1, self.pieces - self.ended)
         total = seconds * left
         if not self.is_said and total >= WORTH_SAYING:
@@ -67,9 +64,9 @@ class Cost:
 
 @contextmanager
 def said_once(text: Callable[[int], str], pieces: int = 1) -> Iterator[Cost]:
-    """Say once what the work inside costs. Within another such context, that one speaks.
+    """Print the cost of the work within the context once. Of nested contexts, only the outermost prints.
 
-    text: returns what a number of pieces is, in words: those that are left when their cost is known.
+    text: returns a number of pieces as text, such as `6 runs`.
     """
     cost = Cost(text, pieces)
     if _listener.get() is not None:
@@ -80,13 +77,13 @@ def said_once(text: Callable[[int], str], pieces: int = 1) -> Iterator[Cost]:
 
 
 def listener() -> Listener | None:
-    """Return the listener to the expected cost, for a process that does a part of the work."""
+    """Return the present listener to the expected cost, for a process that does a part of the work."""
     return _listener.get()
 
 
 @contextmanager
 def told_to(hears: Listener | None) -> Iterator[None]:
-    """Call `hears` with the expected seconds and cores of the work inside."""
+    """Within the context, `expect` calls `hears`."""
     token = _listener.set(hears)
     try:
         yield
@@ -95,7 +92,7 @@ def told_to(hears: Listener | None) -> Iterator[None]:
 
 
 def expect(seconds: float, cores: int) -> None:
-    """Tell the command at work that the piece of work at hand takes so many seconds in all."""
+    """Report the expected seconds of the present piece of work, and its cores, to the listener."""
     hears = _listener.get()
     if hears is not None:
         hears(seconds, cores)
@@ -103,15 +100,15 @@ def expect(seconds: float, cores: int) -> None:
 
 @dataclass
 class Pace:
-    """The seconds that a unit of work takes. Work before the first call warms up, and is not counted."""
+    """Measures the seconds for a unit of work. Work before the first call is not counted: it warms up."""
 
     is_known: bool = False
     _began: tuple[float, float] | None = field(default=None, repr=False)
 
     def seconds_per_unit(self, done: float) -> float | None:
-        """Return the pace at the first call at which enough work was seen, and None at all others.
+        """Return the pace at the first call after enough work, and None at all other calls.
 
-        done: the units that are done.
+        done: units of work.
         """
         now = time.monotonic()
         if self._began is None:

@@ -1,7 +1,7 @@
-"""Files written so that a reader, or a crash, never sees half of one, and a cache.
+"""Atomic writes, so that neither a reader nor a crash leaves half a file, and a cache.
 
-The cache has folders that are built once: under a lock, beside their place, and renamed into it when whole.
-Each has checksums of its files. A process checks them when it opens the folder for the first time.
+The cache has folders that are built once: under a lock, under a temporary name, and renamed when whole. Each
+folder has checksums of its files. A process checks them when it first opens the folder.
 """
 
 import errno
@@ -23,13 +23,13 @@ from pe_bench.system.terminal import say
 
 TEMPORARY = ".partial-"
 META = "meta.json"
-CHECKSUM = "checksum"  # of all else in it
-WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # as some network file systems answer
+CHECKSUM = "checksum"  # a key of meta.json: of its other values
+WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # errors of some network file systems
 _compared: set[tuple[Any, ...]] = set()  # files of the cache that this process has checked
 
 
 class Lock(filelock.FileLock):
-    """A file that one process at a time holds. Raises `RunError` where the file system has no locks."""
+    """A lock file, held by one process at a time. Raises `RunError` for a file system without locks."""
 
     def acquire(self, *arguments: Any, **options: Any) -> Any:
         try:
@@ -38,12 +38,13 @@ class Lock(filelock.FileLock):
             if isinstance(error, OSError) and error.errno not in WITHOUT_LOCKS:
                 raise
             folder = Path(self.lock_file).absolute().parent
-            reason = f"the file system of {folder} has no locks ({getattr(error, 'strerror', None) or error})"
+            cause = getattr(error, "strerror", None) or error
+            reason = f"the file system of {folder} has no locks ({cause})"
             raise RunError(f"{reason}: name a folder on another one, such as a local disk") from error
 
 
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
-    """Have `write` fill a file beside `path`, flush it to the disk, and rename it into place."""
+    """Call `write` with a temporary path next to `path`, flush the file to the disk, and rename it."""
     temporary = path.with_name(f"{TEMPORARY}{secrets.token_hex(4)}-{path.name}")
     try:
         with name_write_errors(path):
@@ -57,7 +58,7 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
 
 @contextmanager
 def name_write_errors(path: Path) -> Iterator[None]:
-    """Turn a full disk, and whatever else stops a write, into a `RunError` that names the file."""
+    """Turn a full disk, or any other error of writing, into a `RunError` that names the file."""
     try:
         yield
     except OSError as error:
@@ -71,7 +72,7 @@ def write_text(path: Path, text: str) -> None:
 
 @contextmanager
 def replace_folder(target: Path) -> Iterator[Path]:
-    """Give a new folder beside `target` to fill, and put it in place of `target` when the block ends well."""
+    """Yield a new folder next to `target` to fill; it replaces `target` at the end without an error."""
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = target.with_name(f"{TEMPORARY}{secrets.token_hex(4)}-{target.name}")
     try:
@@ -86,11 +87,12 @@ def replace_folder(target: Path) -> Iterator[Path]:
 
 
 def write_json(path: Path, values: Any) -> None:
+    """Write values as indented JSON, atomically."""
     write_text(path, json.dumps(values, indent=1) + "\n")
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Delete what a killed process left half written, anywhere below; only its owner may call this."""
+    """Delete a killed process's temporary files and folders at any depth; only the owner may call this."""
     for leftover in sorted(folder.rglob(f"{TEMPORARY}*")):
         if leftover.is_dir():
             shutil.rmtree(leftover)
@@ -113,31 +115,32 @@ def flush_to_disk(path: Path) -> None:
 def cache_root(cache_dir: str | None) -> Path:
     """Return `cache_dir`, else $PE_BENCH_CACHE, else the user's cache folder.
 
-    Raise `UserError` for the home folder of a user that there is not.
+    Raises `UserError` for `~NAME` of an unknown user.
     """
     chosen = cache_dir or os.environ.get("PE_BENCH_CACHE")
     if not chosen:
         return platformdirs.user_cache_path("pe-bench")
     expanded = os.path.expanduser(chosen)
     name = "cache_dir" if cache_dir else "PE_BENCH_CACHE"
-    message = f"{name}={chosen}: no user {chosen[1:].partition('/')[0]!r} has a home folder here"
+    user, _, _ = chosen[1:].partition("/")
+    message = f"{name}={chosen}: no user {user!r} has a home folder here"
     require(not expanded.startswith("~"), f"{message}: name the folder from / on, or as ./{chosen}")
     return Path(expanded)
 
 
 def key_of(*parts: Any) -> str:
-    """Return the name of an entry: a hash of everything that its content follows from."""
+    """Return the name of a cache entry: a hash of all values that decide its content."""
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
 
 
 def cached_folder(
     root: Path, key: str, build: Callable[[Path], dict[str, Any]]
 ) -> tuple[Path, dict[str, Any]]:
-    """Return the folder `root/key` and its meta: `build` fills it and returns its meta, now or long ago.
+    """Return the folder `root/key` with its meta, and build it first if needed.
 
-    A build that is killed leaves a temporary folder, which the next one removes; an entry of which a
-    file is missing or changed is built again, and a line says so. Raise `RunError` for a folder that cannot
-    be written.
+    build: fills a folder and returns its meta. A killed build leaves a temporary folder, which the next build
+    removes; an entry with a missing or changed file is built again, with a warning. Raises `RunError` for a
+    cache that cannot be written.
     """
     entry = root / key
     if meta := _meta_of_whole(entry):
@@ -159,7 +162,8 @@ def cached_folder(
 def cached_digest(path: Path, root: Path) -> str:
     """Return the sha256 of a file, kept in the cache by the file's path, size and times."""
     about = path.stat()
-    kept = root / "digests" / key_of(str(path.resolve()), about.st_size, about.st_mtime_ns, about.st_ctime_ns)
+    key = key_of(str(path.resolve()), about.st_size, about.st_mtime_ns, about.st_ctime_ns)
+    kept = root / "digests" / key
     with suppress(OSError):
         return kept.read_text(encoding="utf-8")
     digest = _digest(path)
@@ -175,7 +179,7 @@ def _digest(path: Path) -> str:
 
 
 def _meta_of_whole(entry: Path) -> dict[str, Any] | None:
-    """Return the meta of an entry, None unless all files are as they were built; each is read once."""
+    """Return the meta of an entry, or None if a file is missing or changed; a process reads a file once."""
     try:
         meta = json.loads((entry / META).read_text(encoding="utf-8"))
         for name, digest in meta["files"].items():

@@ -1,14 +1,14 @@
 """The machine of a run: its device, processor, cores, threads, memory, precision, and versions of programs.
 
-By default glibc gives every large tensor back to the system, which hands out each page again, zeroed, at the
-next step: at a large vocabulary a fifth of the time or more. What a training keeps is given back before each
-measurement of memory.
+By default glibc returns every large tensor to the system, which provides each page again, zeroed, at the next
+step: with a large vocabulary this takes a fifth of the time or more. A training therefore keeps freed memory,
+and returns it before each measurement of memory.
 
-With `threads=auto` as many threads compute as other processes leave cores free. Threads of OpenMP meet
-several times in each layer, and wait there without sleeping. Where another process takes one of their cores,
-each meeting lasts until its slice of time ends: two runs with two threads each on two cores compute a
-fraction of what two runs with one thread do. Losses with one thread and with two were equal to the last digit
-where that was tried.
+With `threads=auto`, the number of threads is the number of cores that other processes leave free. OpenMP's
+threads synchronise several times in each layer, and wait without sleeping. If another process takes one of
+their cores, each synchronisation lasts until the end of its time slice: two runs with two threads each on two
+cores compute a fraction of what two runs with one thread compute. In trials, losses with one thread and with
+two were equal to the last digit.
 """
 
 import ctypes
@@ -34,13 +34,13 @@ from pe_bench.system.version import CHECKOUT, own_version
 CPUINFO = Path("/proc/cpuinfo")
 CONTAINER_QUOTA = Path("/sys/fs/cgroup/cpu.max")  # microseconds of processor time, and their period
 STAT = Path("/proc/stat")
-INTERVAL = 0.5  # seconds from one look at the other processes to the next, at least
+INTERVAL = 0.5  # least seconds between two measurements of the other processes
 # Of a core's counts in /proc/stat: user, nice, system, irq, softirq and steal, but not idle and iowait.
 BUSY = (0, 1, 2, 5, 6, 7)
 
 
 def resolve_device(name: str) -> torch.device:
-    """Return the device of a name; each process of a run has a GPU of its own."""
+    """Return the device of a name; of several processes of a run, each gets a GPU of its own."""
     match = re.fullmatch(r"auto|cpu|cuda(?::(\d+))?", name)
     gpus = torch.cuda.device_count()
     require(match is not None, f"device must be auto, cpu, cuda or cuda:N, not {name!r}")
@@ -55,7 +55,7 @@ def resolve_device(name: str) -> torch.device:
 
 
 def resolve_precision(precision: str, device: torch.device) -> torch.dtype:
-    """Return the type that matrices are multiplied in while training; parameters stay float32."""
+    """Return the type of matrix products in training; parameters stay float32."""
     if precision == "auto":
         # Stock bfloat16 attention is slower than float32 on a CPU at these sizes.
         return torch.bfloat16 if device.type == "cuda" else torch.float32
@@ -63,9 +63,9 @@ def resolve_precision(precision: str, device: torch.device) -> torch.dtype:
 
 
 def available_cores(quota: Path = CONTAINER_QUOTA) -> int:
-    """Return how many of the machine's cores this process, in a container with this `quota`, may use.
+    """Return the number of cores that this process may use. quota: a file of the container's.
 
-    Slurm says how many it gave to a job, and does not always enforce it.
+    Slurm states the number of a job's cores, and does not always enforce it.
     """
     cores = [len(_cores())]
     with suppress(OSError, ValueError, ZeroDivisionError):  # no container, or "max", which is no limit
@@ -79,11 +79,12 @@ def available_cores(quota: Path = CONTAINER_QUOTA) -> int:
 # Threads
 
 
-_shared: tuple[int, float, float] | None = None  # the most threads, and the last `look`, if cores are shared
+# The most threads, and the last `look`; None for a fixed number of threads.
+_shared: tuple[int, float, float] | None = None
 
 
 def set_threads(threads: str | int) -> int:
-    """Use this many threads, or with `auto` as many as others leave cores for; return the largest number."""
+    """Set the number of threads, or with `auto` adapt it to free cores; return the largest number."""
     global _shared
     limit = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
     cores = min(available_cores(), int(limit)) if limit.isdecimal() else available_cores()
@@ -94,26 +95,29 @@ def set_threads(threads: str | int) -> int:
 
 
 def cores_of(device: torch.device, threads: int) -> int:
-    """Return how many cores compute with so many threads; 0 where a GPU does."""
+    """Return the number of cores that compute; 0 for a GPU."""
     return threads if device.type == "cpu" else 0
 
 
 def share_cores() -> None:
-    """Leave cores to other processes, or take them back; cheap enough to call after each piece of work."""
+    """Adapt the number of threads to the other processes, if it is `auto`; cheap enough for every step."""
     global _shared
-    if _shared is not None and time.monotonic() - _shared[1] >= INTERVAL:
-        most, time_before, busy_before = _shared
+    if _shared is None:
+        return
+    most, time_before, busy_before = _shared
+    if time.monotonic() - time_before >= INTERVAL:
         now, busy = look()
         # At least one, and as many as other processes left free since the last look.
         busy_elsewhere = (busy - busy_before) / (now - time_before)
-        torch.set_num_threads(max(1, min(most, round(len(_cores()) - busy_elsewhere))))
+        free = round(len(_cores()) - busy_elsewhere)
+        torch.set_num_threads(max(1, min(most, free)))
         _shared = most, now, busy
 
 
 def look(stat: Path = STAT) -> tuple[float, float]:
-    """Return the time and the seconds that other processes have computed on this one's cores: 0 if unknown.
+    """Return the time, and the seconds of other processes on the cores of this process: 0 if unknown.
 
-    Only differences between two results mean anything.
+    Only differences between two results have a meaning.
     """
     busy = process = time.process_time()
     with suppress(OSError, ValueError, IndexError):
@@ -141,22 +145,22 @@ LESS_TO_SCORE = "--precision bfloat16, or shorter --lengths"
 
 
 def keep_freed_memory() -> None:
-    """Have glibc keep what is freed: no tensor has a mapping of its own, and the heap never shrinks."""
+    """Make glibc keep freed memory: no tensor has a mapping of its own, and the heap never shrinks."""
     if GLIBC is not None:
         GLIBC.mallopt(MMAP_MAX, 0)
         GLIBC.mallopt(TRIM_THRESHOLD, -1)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    return (
-        isinstance(error, (torch.OutOfMemoryError, MemoryError))
-        or "can't allocate memory" in str(error)  # how PyTorch says it on a CPU
-    )
+    """Return whether an error is a lack of memory."""
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        return True
+    return "can't allocate memory" in str(error)  # PyTorch's message on a CPU
 
 
 @contextmanager
 def explain_out_of_memory(ways: str = LESS_TO_TRAIN) -> Iterator[None]:
-    """Turn lack of memory into a `RunError` with the ways out."""
+    """Turn a lack of memory within the context into a `RunError`. ways: advice, such as shorter lengths."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:
@@ -166,10 +170,10 @@ def explain_out_of_memory(ways: str = LESS_TO_TRAIN) -> Iterator[None]:
 
 
 class PeakMemory:
-    """The most memory held while a block runs: `with PeakMemory(device) as peak: ...`, and then `peak.mb`.
+    """The peak memory of a block: `with PeakMemory(device) as peak: ...`, and then `peak.mb`.
 
-    On a GPU it is what PyTorch had allocated there. Elsewhere it is the resident memory of the whole process,
-    by the kernel's own highest count, which Linux lets a process set back; `mb` is None where it cannot.
+    On a GPU it is PyTorch's allocated memory. Elsewhere it is the resident memory of the whole process, by
+    the kernel's peak count, which a process can reset on Linux; `mb` is None without this.
     """
 
     mb: float | None = None
@@ -183,7 +187,7 @@ class PeakMemory:
             torch.cuda.reset_peak_memory_stats(self.device)
         else:
             if GLIBC is not None:
-                GLIBC.malloc_trim(0)  # free memory, so that what is taken next is seen
+                GLIBC.malloc_trim(0)  # return free memory, so that new allocations are seen
             with suppress(OSError):  # some kernels lack the file or the command
                 self._is_counting = _CLEAR_HIGHEST.write_text("5") == 1
         return self
@@ -217,7 +221,7 @@ def environment(device: torch.device, threads: int) -> dict[str, str | int]:
 
 
 def processor_facts() -> dict[str, str]:
-    """Return what Linux lists for the first processor: its `model name`, its `flags`; empty elsewhere."""
+    """Return Linux's facts of the first processor, such as `model name` and `flags`; empty elsewhere."""
     lines = CPUINFO.read_text(errors="replace").splitlines() if CPUINFO.exists() else []
     facts: dict[str, str] = {}
     for name, _, value in (line.partition(":") for line in lines):
@@ -226,7 +230,7 @@ def processor_facts() -> dict[str, str]:
 
 
 def vector_instructions() -> str:
-    """Return the widest instructions for products of matrices: AMX, else PyTorch's word, such as AVX512."""
+    """Return the widest instructions for matrix products: AMX, else PyTorch's word, such as AVX512."""
     if "amx_tile" in processor_facts().get("flags", "").split():
         return "AMX"
     return torch.backends.cpu.get_cpu_capability()
@@ -242,10 +246,12 @@ def multiplies_bfloat16(device: torch.device) -> bool:
 
 
 def device_name(device: torch.device) -> str:
+    """Return the name of a GPU, or `cpu`."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
 
 
 def today() -> str:
+    """Return the present time in UTC as ISO 8601, to the second."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 

@@ -1,9 +1,9 @@
 """Requests to end: Ctrl-C, SIGTERM, a lost connection, the signals of schedulers; and other processes.
 
-Everything that pe-bench writes survives an end at any moment, so a signal ends a command at once. Only a
-training step is finished and saved first, unless the signal comes twice. Child processes start quickly: they
-are copies of one that has imported what they need, and done nothing. Which of the processes that train one
-run this is stands in torchrun's variables; without them, it is the only one.
+All files of pe-bench survive an end at any moment, so a signal ends a command at once. Only a training step
+is finished and saved first, unless the signal comes twice. Child processes start quickly: they are copies of
+a process that has only imported their modules. The rank of a process in the training of a run comes from
+torchrun's environment; without it this is the only process.
 """
 
 import multiprocessing
@@ -18,35 +18,35 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
-# Sent to all that was started there: by Ctrl-C, and by a terminal that is closed or lost.
+# Sent to all processes of a terminal: by Ctrl-C, and when the terminal is closed or lost.
 FROM_TERMINAL = (signal.SIGINT, signal.SIGHUP)
-# Slurm sends what `sbatch --signal` names, and submitit asks for SIGUSR2.
+# Slurm sends the signal of `sbatch --signal`, and submitit asks for SIGUSR2.
 FROM_OTHERS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 STOP_SIGNALS = (*FROM_TERMINAL, *FROM_OTHERS)
 EXIT_CODE = 130
-# One request may come several ways at once: from the terminal, a scheduler, and the process that waits.
+# One request may come in several ways at once: from the terminal, a scheduler, and a waiting process.
 DEBOUNCE_SECONDS = 0.5
 # Imported once for all children.
 PRELOADED = ("pe_bench.commands.train", "torch.distributed")
 
 
 class Stopped(BaseException):
-    """The end of a command that was asked to end; its text says what was kept.
+    """Raised to end a command after a request; its text says what is saved.
 
-    Not a `KeyboardInterrupt`, whose text Typer drops.
+    It is no `KeyboardInterrupt`, because Typer drops the text of that.
     """
 
 
-INTERRUPTIONS = (Stopped, KeyboardInterrupt)  # what users' code may raise beside them is a failure of it
+INTERRUPTIONS = (Stopped, KeyboardInterrupt)  # any other exception of a user's code is a failure of the code
 
 
 @dataclass
 class StopRequest:
-    """A handler of signals that knows whether this process was asked to end, and may finish a step first."""
+    """A signal handler that raises `Stopped`, or lets this process finish a step after the first signal."""
 
-    finishing: bool = False
-    once: bool = False
-    first: float = 0.0  # when it was asked, by a clock that only goes forward
+    finishing: bool = False  # a step may be finished
+    once: bool = False  # a signal has come
+    first: float = 0.0  # time of the first signal, by a clock that only goes forward
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         detach_lost_terminal(number)
@@ -77,9 +77,9 @@ def stop_on_signal(numbers: tuple[int, ...] = STOP_SIGNALS) -> Iterator[None]:
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Let Ctrl-C in a Python program end what is inside as it ends a command, with a `KeyboardInterrupt`.
+    """Make Ctrl-C in a Python program end the code within the context, with a `KeyboardInterrupt`.
 
-    A command, or a program with a handler of its own, has chosen already and keeps its choice.
+    A command, or a program with a signal handler of its own, keeps its handler.
     """
     if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield
@@ -93,9 +93,9 @@ def interruptible() -> Iterator[None]:
 
 @contextmanager
 def finish_step_on_signal() -> Iterator[Callable[[], bool]]:
-    """Have the first signal only make what is yielded return True; the second raises `Stopped`.
+    """Yield a function that returns whether a signal has come; the second signal raises `Stopped`.
 
-    Raise it at the end too, where nobody asked after the first.
+    After a first signal, the end of the context raises `Stopped` too.
     """
     _request.finishing = True
     try:
@@ -107,24 +107,24 @@ def finish_step_on_signal() -> Iterator[Callable[[], bool]]:
 
 
 def write_line(message: str) -> None:
-    """Write a line from a signal's handler: printing may be what the signal interrupted."""
+    """Write a line from a signal handler, without `print`, which the signal may have interrupted."""
     with suppress(OSError):  # Ctrl-C ends the reader of a pipe too
         if rank() == 0:
             os.write(2, f"\n{message}\n".encode())
 
 
 def detach_lost_terminal(number: int) -> None:
-    """Drop output where the terminal is gone: writing there would be an error before anything is saved."""
+    """Drop output after SIGHUP: writing to a lost terminal would be an error before the run is saved."""
     if number == signal.SIGHUP:
         nowhere = os.open(os.devnull, os.O_RDWR)
         for standard in (0, 1, 2):
-            if stat.S_ISCHR(os.fstat(standard).st_mode):  # a file or a pipe is there as before
+            if stat.S_ISCHR(os.fstat(standard).st_mode):  # a terminal, and no file or pipe
                 os.dup2(nowhere, standard)
         os.close(nowhere)
 
 
 def ask_to_end() -> None:
-    """Ask this process to end as SIGTERM does, from any thread; do nothing where a signal came already."""
+    """Send SIGTERM to this process, unless a signal has come before; any thread may call this."""
     if not _request.once:
         os.kill(os.getpid(), signal.SIGTERM)
 
@@ -133,9 +133,9 @@ def ask_to_end() -> None:
 def handled(
     numbers: tuple[int, ...], handler: Callable[[int, FrameType | None], Any] | signal.Handlers
 ) -> Iterator[None]:
-    """Let `handler` have these signals inside; Python lets only the main thread choose.
+    """Install a handler of signals within the context; outside the main thread, Python allows none.
 
-    The end of the terminal stays ignored where `nohup` has this process ignore it.
+    SIGHUP stays ignored in a process that `nohup` started.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -151,11 +151,11 @@ def handled(
 
 
 def child_context() -> Any:
-    """Return the `multiprocessing` context of such children."""
+    """Return the `multiprocessing` context for child processes that start quickly."""
     from multiprocessing import forkserver
 
     if multiprocessing.get_start_method() not in multiprocessing.get_all_start_methods():
-        # Joblib's workers have a method of their own by default, which a child would not find.
+        # Joblib's workers have a start method of their own by default, which a child would not know.
         multiprocessing.set_start_method("forkserver", force=True)
     multiprocessing.set_forkserver_preload([*PRELOADED])
     # The forkserver ignores a signal that is sent to all processes: its children handle it.
@@ -165,12 +165,12 @@ def child_context() -> Any:
 
 
 def own_variables() -> dict[str, str]:
-    """Return our variables for such a child: it has those of the moment when the first was started."""
+    """Return pe-bench's environment variables for a child, which else has the values for the first child."""
     return {name: value for name, value in os.environ.items() if name.startswith("PE_BENCH_")}
 
 
 def end_workers() -> None:
-    """Kill the workers that a launcher started, which would outlive this process. Our own children go on."""
+    """Kill the workers of a launcher, which would outlive this process; pe-bench's own children go on."""
     ours: Any = multiprocessing.get_context("forkserver").Process
     for child in multiprocessing.active_children():
         if not isinstance(child, ours) and child.pid is not None:
@@ -179,17 +179,22 @@ def end_workers() -> None:
 
 
 def world_size() -> int:
-    return int(os.environ["WORLD_SIZE"]) if "RANK" in os.environ and "WORLD_SIZE" in os.environ else 1
+    """Return the number of processes that train one run."""
+    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+        return int(os.environ["WORLD_SIZE"])
+    return 1
 
 
 def local_world_size() -> int:
-    """Return how many of the processes are on this machine."""
+    """Return the number of these processes on this machine."""
     return int(os.environ.get("LOCAL_WORLD_SIZE", 1)) if world_size() > 1 else 1
 
 
 def rank() -> int:
+    """Return this process's number among the processes that train one run."""
     return int(os.environ["RANK"]) if world_size() > 1 else 0
 
 
 def local_rank() -> int:
+    """Return this process's number among these processes on this machine."""
     return int(os.environ.get("LOCAL_RANK", 0)) if world_size() > 1 else 0

@@ -1,7 +1,7 @@
-"""Lines and progress for the person at the keyboard, and text from outside, escaped for what shows it.
+"""Lines and progress on a terminal, and escapes for text from outside.
 
-`one_line` is for terminals, pages and pictures, which escape markup themselves. What a table says is on one
-line from the start (`in_one_line`), and each kind of document then escapes what it would take for a mark.
+`one_line` is for terminals, pages and pictures, which escape markup themselves. Texts of a table are put on
+one line first (`in_one_line`); then each kind of document escapes its own markup.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ from typing import IO, Any, Protocol
 
 from pe_bench.system.signals import rank
 
-FORMULA = ("=", "+", "-", "@")  # begin what a spreadsheet computes
+FORMULA = ("=", "+", "-", "@")  # first characters of a spreadsheet's formula
 LATEX_SIGNS = {
     "->": r"$\rightarrow$",
     "\\": r"\textbackslash{}",
@@ -35,7 +35,7 @@ _MARKDOWN_SIGN = re.compile(r"[\\*\[|~]|(?<!\w)_|_(?!\w)")  # an underscore with
 
 
 def printable(text: str) -> str:
-    """Return text with escapes for all that does not show: controls, marks of direction, zero-width ones.
+    """Return text with escapes for invisible characters: controls, marks of direction, zero-width characters.
 
     Line breaks and tabs stay.
     """
@@ -43,38 +43,41 @@ def printable(text: str) -> str:
         return text
 
     def shown(sign: str) -> str:
-        return sign if sign.isprintable() or sign in "\n\t" else ascii(sign)[1:-1]
+        if sign.isprintable() or sign in "\n\t":
+            return sign
+        return ascii(sign)[1:-1]
 
     return "".join(map(shown, text))
 
 
 def one_line(text: str) -> str:
-    """Return text on one line, with escapes for all that does not show."""
+    """Return text on one line, with escapes for invisible characters."""
     return text if text.isprintable() else printable(" ".join(text.split()))
 
 
 def csv_cell(value: Any) -> Any:
-    """Return a value of which a spreadsheet computes nothing; what is not known is empty."""
+    """Return a cell that is no formula to a spreadsheet; None and NaN are empty."""
     if isinstance(value, str):
         text = one_line(value)
         return f"'{text}" if text.startswith(FORMULA) else text
-    return "" if value is None or (isinstance(value, float) and math.isnan(value)) else value
+    is_nan = isinstance(value, float) and math.isnan(value)
+    return "" if value is None or is_nan else value
 
 
 def markdown(text: str) -> str:
-    """Return text in which nothing is a mark for GitHub, or a tag of HTML."""
+    """Return text without Markdown marks and HTML tags: they are escaped."""
     text = one_line(text).replace("&", "&amp;").replace("<", "&lt;")
     return _MARKDOWN_SIGN.sub(r"\\\g<0>", text)
 
 
 def latex(text: str) -> str:
-    """Return text in which nothing is a command, nor an argument of the line break above it."""
+    """Return text without LaTeX commands, and without an argument of the line break before it."""
     escaped = _LATEX_SIGN.sub(lambda sign: LATEX_SIGNS[sign[0]], one_line(text))
     return "{}" + escaped if escaped.startswith(("[", "*")) else escaped
 
 
 def in_one_line(value: Any) -> Any:
-    """Return a value with each text in it on one line, however deep in dataclasses, lists and dicts."""
+    """Return a value with each text in it on one line, also texts inside dataclasses, lists and dicts."""
     if isinstance(value, str):
         return one_line(value)
     if isinstance(value, (tuple, list)):
@@ -91,18 +94,18 @@ def in_one_line(value: Any) -> Any:
     return value
 
 
-# What moves a terminal's cursor, colours it, turns the direction of writing or cannot be encoded at all.
+# Characters that move a terminal's cursor, colour it, turn the direction of writing, or cannot be encoded.
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
-PIPED_WIDTH = 100  # columns of what a file or another program reads
+PIPED_WIDTH = 100  # columns of output to a file or another program
 COMMAND = re.compile(r"pe-bench(?: [^\s;,`]+)+(?=[;`]|$)")  # in a sentence: up to its end or a semicolon
-NO_BREAK = "\u00a0"  # a blank that no line is broken at
+NO_BREAK = "\u00a0"  # a blank at which no line is broken
 
 
 def say(message: str) -> None:
-    """Write a message on standard error: standard output is for results.
+    """Write a message on standard error, because standard output is for results.
 
-    It is wrapped on a terminal, and one line in a file, which is easier to search.
+    The message is wrapped on a terminal, and is one line in a file, which is easier to search.
     """
     text = printable(message)
     if sys.stderr.isatty():
@@ -111,19 +114,19 @@ def say(message: str) -> None:
 
 
 def width_of(stream: IO[str]) -> int:
-    """Return the columns that COLUMNS says, else those of a stream's terminal, else `PIPED_WIDTH`."""
+    """Return the columns in $COLUMNS, else of a stream's terminal, else `PIPED_WIDTH`."""
     with suppress(OSError, ValueError):
-        # Of this stream, not of standard output as shutil's function has it: that may go to a file.
+        # shutil's function asks standard output, which may go to a file.
         if (columns := os.environ.get("COLUMNS")) or stream.isatty():
             return max(0, int(columns or os.get_terminal_size(stream.fileno()).columns)) or PIPED_WIDTH
     return PIPED_WIDTH
 
 
 def wrap(text: str, width: int, hanging: int = 0) -> str:
-    """Break each line between words; what follows is indented like the line, and by `hanging` more.
+    """Break each line between words; continued lines are indented like the line, and by `hanging` more.
 
-    A word that is longer than the width, such as a path, stays whole. A command that fits in a line stays in
-    one: from two it could not be copied.
+    A word that is longer than the width, such as a path, stays whole. A command that fits in one line is not
+    broken, so that it can be copied.
     """
     return "\n".join(_wrap_line(line, width, hanging) for line in text.split("\n"))
 
@@ -144,9 +147,9 @@ def _unbroken(command: str, width: int) -> str:
 
 
 def write_out(text: str, file: IO[str] | None = None) -> None:
-    """Write to a stream, standard output by default, and flush it; the first alone of a run's processes does.
+    """Write to a stream, by default standard output, and flush it; only the first of a run's processes does.
 
-    Where its reader is gone, as in `pe-bench report | head -3`, the rest goes nowhere, without a word.
+    If the reader is gone, as in `pe-bench report | head -3`, the text is dropped without an error.
     """
     if rank() > 0:
         return
@@ -155,7 +158,7 @@ def write_out(text: str, file: IO[str] | None = None) -> None:
         stream.write(text)
         stream.flush()
     except BrokenPipeError:
-        # What is still buffered is flushed once more when Python ends, and that must not fail.
+        # Python flushes the buffer once more when it ends, which must not fail.
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, stream.fileno())
         os.close(nowhere)
@@ -163,23 +166,25 @@ def write_out(text: str, file: IO[str] | None = None) -> None:
 
 # Progress
 
-LINES_PER_RUN = 5  # where there is no terminal to redraw
+LINES_PER_RUN = 5  # of progress, without a terminal to redraw
 BAR_CELLS = 10
 
 
 class Bar(Protocol):
-    """A display of how far something is; `line` is printed where nothing can be redrawn."""
+    """A display of progress."""
 
-    def show(self, done: float, text: str, line: str | None = None) -> None: ...
+    def show(self, done: float, text: str, line: str | None = None) -> None:
+        """Show the progress. line: is printed if the display cannot be redrawn."""
+        ...
 
 
-# Makes one from a name and the number that it counts to.
+# Makes a bar from a name and the number at which the work is done.
 Bars = Callable[[str, int], AbstractContextManager[Bar]]
 
 
 @dataclasses.dataclass
 class TerminalBar:
-    """A progress bar of rich's, or lines where standard error is not a terminal."""
+    """A progress bar of rich, or lines if standard error is not a terminal."""
 
     name: str
     total: int
@@ -187,14 +192,15 @@ class TerminalBar:
 
     def show(self, done: float, text: str, line: str | None = None) -> None:
         if self.progress is not None:
-            self.progress.update(0, bar=bar_text(done / max(1, self.total)), text=text)
+            share = done / max(1, self.total)
+            self.progress.update(0, bar=bar_text(share), text=text)
         elif line is not None:
             say(f"{self.name}: {line}")
 
 
 @contextmanager
 def progress_bar(name: str, total: int) -> Iterator[TerminalBar]:
-    """Show a bar while this context is entered, and lines where standard error is no terminal."""
+    """Show a bar within the context, or lines if standard error is no terminal."""
     from rich.console import Console
     from rich.progress import Progress
 
@@ -214,7 +220,7 @@ def bar_text(share: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Spell a time in the two units that matter."""
+    """Write a time in its two largest units: `2 h 05 min`, `3 min 20 s`, `7 s`."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     if hours:

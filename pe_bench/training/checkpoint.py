@@ -1,12 +1,12 @@
-"""What a training leaves on the disk: its checkpoints, and train.csv with the facts of its steps.
+"""The files of a training: its checkpoints, and train.csv with the facts of its steps.
 
 A checkpoint is a folder of weights, optimizer state and a readable meta.json with checksums. It is written
-beside its place and renamed into it, the newest two are kept, and the newest whose checksums hold is the one
-that is read. Tensors are safetensors: nothing here can run code. There is no state of a random generator to
-keep (`pe_bench.model.decoder`).
+under a temporary name and then renamed; the newest two are kept, and the newest with correct checksums is
+read. Tensors are safetensors: no file here can run code. Random generators have no state to keep
+(`pe_bench.model.decoder`).
 
-The weights are one file. Where a run is sharded, each process writes its rows of the optimizer's state to a
-file of its own, and any number of processes goes on from these.
+The weights are one file. In a sharded run, each process writes its rows of the optimizer's state to a file of
+its own, and any number of processes can continue from these files.
 """
 
 import csv
@@ -36,12 +36,12 @@ from pe_bench.training.sharding import distributed, gathered, is_sharded, own_pa
 FORMAT = 1
 KEPT = 2
 WEIGHTS, META = "weights.safetensors", "meta.json"
-MOMENTS = ("exp_avg", "exp_avg_sq", "momentum_buffer", "step")  # what optimizers keep for a parameter
+MOMENTS = ("exp_avg", "exp_avg_sq", "momentum_buffer", "step")  # the state of optimizers for a parameter
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint: all but its path stands in its meta.json."""
+    """A checkpoint; its meta.json has all fields but the path."""
 
     path: Path
     step: int
@@ -52,7 +52,7 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class Step:
-    """The facts of one step; one in `train.log_every` is a row of train.csv."""
+    """The facts of one step; train.csv has a row for one step in `train.log_every`."""
 
     step: int
     tokens: int
@@ -66,13 +66,15 @@ class Step:
 def save_checkpoint(
     folder: Path, model: nn.Module, optimizer: Optimizer, state: Step, group: Group = ALONE
 ) -> None:
-    """Write the checkpoint after a step into `folder`, then drop all but it and the one before.
+    """Write the checkpoint after a step into `folder`, and keep one earlier checkpoint.
 
-    Each process of a `group` that the model is sharded over calls this.
+    With a sharded model, each process of the `group` calls this.
     """
     target = folder / _name(state.step)
-    temporary = folder / group.broadcast(f"{TEMPORARY}{secrets.token_hex(4)}")
-    part = f"-{group.rank + 1:05}-of-{group.count:05}" if group.count > 1 else ""
+    temporary_name = f"{TEMPORARY}{secrets.token_hex(4)}"
+    temporary = folder / group.broadcast(temporary_name)
+    number = group.rank + 1
+    part = f"-{number:05}-of-{group.count:05}" if group.count > 1 else ""
     try:
         with name_write_errors(target):
             if group.is_first:
@@ -99,7 +101,7 @@ def save_checkpoint(
                 }
                 write_json(temporary / META, {**facts, "checksums": checksums})
                 before = [path for path in _newest_first(folder) if path < target]
-                # What is newer, or of this step, was damaged: the run went on from an older one.
+                # Newer checkpoints, or one of this step, were damaged: the run continued from an older one.
                 for path in {*_newest_first(folder)} - {*before[: KEPT - 1]}:
                     shutil.rmtree(path)
                 os.replace(temporary, target)
@@ -115,7 +117,7 @@ def _save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
 
 
 def _copy(tensor: Tensor) -> Tensor:
-    """Copy to the CPU: a parameter that two modules share is written under both names."""
+    """Copy to the CPU, so that a parameter of two modules can be written under both names."""
     return tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
 
 
@@ -125,12 +127,12 @@ def latest_checkpoint(folder: Path) -> Checkpoint | None:
 
 
 def final_checkpoint(run: Path, steps: int) -> Checkpoint | None:
-    """Return the checkpoint of a run's last step where its weights are whole: scoring needs nothing else."""
+    """Return the checkpoint of a run's last step; None if its weights are missing or damaged."""
     return read_checkpoint(run / "checkpoints" / _name(steps), (WEIGHTS,))
 
 
 def require_trained(run: Path, steps: int) -> Checkpoint:
-    """Return the checkpoint of a run's last step. Raise `UserError` where there is none."""
+    """Return the checkpoint of a run's last step. Raise `UserError` if it is missing or damaged."""
     trained = final_checkpoint(run, steps)
     if trained is None:
         missing = f"{run / 'checkpoints'} has no whole checkpoint of step {steps}"
@@ -139,7 +141,7 @@ def require_trained(run: Path, steps: int) -> Checkpoint:
 
 
 def read_checkpoint(path: Path, files: Sequence[str] = ()) -> Checkpoint | None:
-    """Return a checkpoint whose `files` (none: all) are as they were written, else None.
+    """Return a checkpoint; None if one of `files` (by default all) is missing or has another checksum.
 
     Raise `RunError` for files without permission to read, and for another format.
     """
@@ -172,10 +174,10 @@ def _checksum(path: Path) -> str:
 
 
 def load_weights(checkpoint: Path, model: nn.Module, *, is_start: bool = False) -> None:
-    """Load the weights. Raise `UserError` where they are not those of such a model, naming what differs.
+    """Load the weights. Raise `UserError`, with the name of a tensor that does not fit the model.
 
-    is_start: of another run, whose model may lack what begins here: parameters of the encoding, and norms of
-    queries and keys. Its own encoding's are left out.
+    is_start: the weights are of the parent run. They may lack parameters of the encoding, and norms of
+    queries and keys; parameters of the parent's own encoding are left out.
     """
     with _opened(checkpoint / WEIGHTS) as file:
         saved = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
@@ -210,9 +212,9 @@ def _opened(path: Path) -> Any:
 
 
 def load_optimizer(checkpoint: Checkpoint, model: nn.Module, optimizer: Optimizer) -> None:
-    """Give every parameter its moments back, by name; one without had no gradient yet.
+    """Load the moments of every parameter, by name; parameters without moments had no gradient yet.
 
-    Raise `UserError` for other shapes than theirs: the fused kernel would write past them.
+    Raise `UserError` for moments of another shape: the fused kernel would write past their end.
     """
     paths = [checkpoint.path / name for name in sorted(checkpoint.checksums) if name != WEIGHTS]
     with ExitStack() as stack:
@@ -227,7 +229,7 @@ def load_optimizer(checkpoint: Checkpoint, model: nn.Module, optimizer: Optimize
                 message = f"the moments in {checkpoint.path} do not fit this model: {entry}"
                 require(value.shape == (() if key == "step" else parameter.shape), message)
                 part = value[own_rows(parameter)] if value.dim() else value
-                # A copy, because what was loaded may be a view of the file.
+                # A copy, because a loaded tensor may be a view of the file.
                 part = part.to(parameter.device, torch.float32, copy=True)
                 optimizer.state[parameter][key] = distributed(part, parameter) if part.dim() else part
 
@@ -236,7 +238,7 @@ def load_optimizer(checkpoint: Checkpoint, model: nn.Module, optimizer: Optimize
 
 
 def read_log(path: Path, last_step: int) -> list[Step]:
-    """Return the rows up to a step; later steps are taken again."""
+    """Return the rows up to a step; a run that continues repeats later steps."""
     if last_step == 0 or not path.exists():
         return []
     rows = []

@@ -1,7 +1,7 @@
-"""The processes that train one model together: what they share, sum and agree on.
+"""The processes that train one model together, and their communication.
 
-They are those of torchrun, or those that `start_processes` starts on this machine by PyTorch's launcher. Each
-runs the whole command; the first alone writes, shows progress and scores.
+They are started by torchrun, or on this machine by `start_processes` with PyTorch's launcher. Each process
+runs the whole command; only the first writes, shows progress and scores.
 """
 
 import logging
@@ -31,20 +31,20 @@ from pe_bench.system import signals
 from pe_bench.system.signals import local_world_size, rank, world_size
 
 LOOPBACK = "127.0.0.1"
-END_SECONDS = 5.0  # that processes have to end by themselves after one has failed, and then at a signal
+END_SECONDS = 5.0  # for processes to end by themselves after a failure, and again after a signal
 BEAT_SECONDS = 1.0
-SILENT_SECONDS = 3.0  # without a beat, a process is gone
+SILENT_SECONDS = 3.0  # without a beat: the process is lost
 WAY_OUT = "and the others ended: the same command continues from the last checkpoint"
 
 
 class LostProcessError(RunError):
-    """The end of a run one of whose processes, but not the first, failed, was killed or was lost."""
+    """The end of a run after another process than the first failed, was killed or was lost."""
 
 
 class Group:
-    """One process of several that train together, by default one alone.
+    """One process of several that train together; the default is a single process.
 
-    All of them have to call what adds up or agrees, equally often.
+    All processes must call `sum`, `any`, `wait` and `broadcast` equally often.
     """
 
     def __init__(self, rank: int = 0, count: int = 1, device: torch.device | None = None):
@@ -53,10 +53,12 @@ class Group:
         self.device = device or torch.device("cpu")  # on which the processes exchange numbers
 
     def share(self, rows: Tensor) -> Tensor:
-        """Return this process's rows of a batch, in order; the first row where there are too few for all."""
+        """Return this process's rows of a batch, in order; the first row if there are too few for all."""
         if self.count == 1:
             return rows
-        return rows.tensor_split(self.count)[self.rank] if self.rank < len(rows) else rows[:1]
+        if self.rank >= len(rows):
+            return rows[:1]
+        return rows.tensor_split(self.count)[self.rank]
 
     def sum(self, *values: float) -> list[float]:
         """Return each value, added up over the processes."""
@@ -75,15 +77,15 @@ class Group:
                 dist.all_reduce(parameter.grad)
 
     def any(self, flag: bool) -> bool:
-        """Return whether `flag` is true in any process."""
+        """Return true if `flag` is true in any process."""
         return self.sum(float(flag)) != [0.0]
 
     def wait(self) -> None:
-        """Return when all processes have come here."""
+        """Return when all processes have called this."""
         self.sum(0.0)
 
     def broadcast(self, text: str) -> str:
-        """Return the first process's text, in all of them."""
+        """Return the first process's text, in all processes."""
         texts = [text]
         if self.count > 1:
             dist.broadcast_object_list(texts, device=self.device)
@@ -94,7 +96,7 @@ ALONE = Group()
 
 
 def check_processes(config: Config, device: torch.device) -> None:
-    """Raise `UserError` where there are fewer GPUs than processes, or nothing to shard over."""
+    """Raise `UserError` for fewer GPUs than processes, or for sharding in a single process."""
     processes = config.train.processes
     sharding = config.train.sharding
     message = (
@@ -110,8 +112,8 @@ def check_processes(config: Config, device: torch.device) -> None:
 
 
 @contextmanager
-def joined(device: torch.device, timeout: int) -> Iterator[Group]:
-    """Be one of the processes of a run inside, and name those that are lost; without others, be one alone."""
+def join_processes(device: torch.device, timeout: int) -> Iterator[Group]:
+    """Join the processes of a run inside the context; `LostProcessError` names a lost process."""
     if world_size() == 1:
         yield ALONE
         return
@@ -126,9 +128,9 @@ def joined(device: torch.device, timeout: int) -> Iterator[Group]:
     try:
         yield Group(rank(), world_size(), device)
         with suppress(RuntimeError):
-            store.set(f"left {rank()}", "")  # the first goes on alone, and scores
+            store.set(f"left {rank()}", "")  # the first process continues alone, and scores
     except RuntimeError as error:
-        # PyTorch raises a RuntimeError when it hears nothing of a process; one of ours may come from it.
+        # PyTorch raises a RuntimeError for a silent process; a RunError of ours may be caused by it.
         is_ours = isinstance(error, RunError) and not isinstance(error.__cause__, RuntimeError)
         lost = [] if is_ours else _lost_ranks(store)
         if not lost:
@@ -140,7 +142,7 @@ def joined(device: torch.device, timeout: int) -> Iterator[Group]:
 
 
 def _beat(store: Any, over: threading.Event) -> None:
-    """Count seconds in the shared store; the count of a lost process stands still."""
+    """Count seconds in the shared store; the count of a lost process does not change."""
     with suppress(RuntimeError):  # the store is gone, and the run with it
         while not over.wait(BEAT_SECONDS):
             store.add(f"beat {rank()}", 1)
@@ -148,30 +150,36 @@ def _beat(store: Any, over: threading.Event) -> None:
 
 def _lost_ranks(store: Any) -> list[int]:
     try:
-        counts = {number: store.add(f"beat {number}", 0) for number in range(world_size())}
+        before = _beats(store)
         time.sleep(SILENT_SECONDS)
-        silent = [number for number, count in counts.items() if store.add(f"beat {number}", 0) == count]
+        silent = [number for number, count in enumerate(_beats(store)) if count == before[number]]
         return [number for number in silent if not store.check([f"left {number}"])]
     except RuntimeError:
-        return [0]  # whose process holds the store
+        return [0]  # this process holds the store
+
+
+def _beats(store: Any) -> list[int]:
+    return [store.add(f"beat {number}", 0) for number in range(world_size())]
 
 
 def start_processes(count: int, work: Callable[..., object], *arguments: Any) -> None:
     """Run `work` in `count` processes of this machine, as torchrun would. If one fails, all end.
 
-    Raise a `RunError` that names it, or its own `UserError`; raise `Stopped` if this process or the others
-    were asked to end.
+    Raise a `RunError` that names the failed process, or its own `UserError`; raise `Stopped` if this process
+    or the others were asked to end.
     """
-    processes, requests = list[Any](), list[float]()
+    processes: list[Any] = []
+    requests: list[float] = []  # times of signals that asked for the end
 
     def stop(number: int, frame: FrameType | None) -> None:
-        """Have the processes save and end; kill them at a second signal."""
-        if not requests or time.monotonic() - requests[0] > signals.DEBOUNCE_SECONDS:
+        """Ask the processes to save and end; kill them at a second signal."""
+        is_repeat = bool(requests) and time.monotonic() - requests[0] <= signals.DEBOUNCE_SECONDS
+        if not is_repeat:
             for process in processes:
                 (process.kill if requests else process.terminate)()
             requests.append(time.monotonic())
 
-    # PyTorch would warn of each process that it ends.
+    # PyTorch would print a warning for each process that it ends.
     logging.getLogger("torch.multiprocessing.spawn").setLevel(logging.CRITICAL)
     method = signals.child_context().get_start_method()
     store = _store_on_loopback()
@@ -190,7 +198,7 @@ def start_processes(count: int, work: Callable[..., object], *arguments: Any) ->
 
 
 def _store_on_loopback() -> Any:
-    """Return the store in which the processes meet; one of PyTorch's choice listens on all interfaces."""
+    """Return the store of the processes on the loopback interface; PyTorch's own store listens on all."""
     listening = socket.create_server((LOOPBACK, 0))
     port = listening.getsockname()[1]
     file = listening.detach()
@@ -214,15 +222,15 @@ def _work(
         with signals.stop_on_signal():
             work(*arguments)
     except signals.Stopped:
-        # A second signal may come anywhere. Destructors of PyTorch's that run after it wait for its threads,
-        # and these for Python's lock.
+        # A second signal may come anywhere. PyTorch's destructors would then wait for its threads, which wait
+        # for Python's lock.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(signals.EXIT_CODE)
 
 
 def _end_with_starter() -> None:
-    """End with the process that started this one, which may not be its parent for the system."""
+    """End this process with its starter, which may not be its parent for the system."""
     starter = multiprocessing.parent_process()
     assert starter is not None
     starter.join()
@@ -230,7 +238,7 @@ def _end_with_starter() -> None:
 
 
 def _failure(error: Any, count: int) -> RunError | UserError:
-    """Return the exception that says which process failed and why, from that of PyTorch's launcher."""
+    """Return an exception with the failed process and the reason, from PyTorch's exception."""
     who = f"rank {error.error_index} of {count} processes"
     kind = LostProcessError if error.error_index else RunError
     if isinstance(error, ProcessExitedException):

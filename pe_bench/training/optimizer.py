@@ -1,12 +1,12 @@
 """The optimizer of a run, AdamW or Muon, and the schedule of its learning rate.
 
-Muon is for the matrices of the decoder's blocks alone: AdamW trains the rest beside it, at the same rate.
-Each of its steps is the momentum with its singular values brought near 1 (Jordan et al. 2024, "Muon: an
-optimizer for hidden layers in neural networks"). PyTorch's Muon computes in bfloat16, matrix by matrix: its
-digits depend on the processor, and without bfloat16 instructions it takes ten times as long as the rest of a
-small model's step. This one computes in the type of the parameters, and all matrices of one shape together.
-Only where a model is trained in bfloat16, on a device that multiplies such numbers faster, does it iterate in
-bfloat16, as its authors do; momenta and weights stay float32.
+Muon trains the matrices of the decoder's blocks; AdamW trains all other parameters, at the same rate. A step
+of Muon is the momentum with its singular values brought near 1 (Jordan et al. 2024, "Muon: an optimizer for
+hidden layers in neural networks"). PyTorch's Muon computes in bfloat16, matrix by matrix: its results depend
+on the processor, and without bfloat16 instructions it takes ten times as long as the rest of a small model's
+step. This Muon computes in the type of the parameters, with all matrices of one shape together. Only for
+models trained in bfloat16, on a device that multiplies bfloat16 faster, does it iterate in bfloat16, as its
+authors do; momenta and weights stay float32.
 """
 
 import math
@@ -27,34 +27,31 @@ from pe_bench.native.layers import polynomials
 from pe_bench.training.sharding import gathered, is_sharded, own_part, own_rows
 
 MOMENTUM = 0.95
-# The factors of the polynomial a x + b x^3 + c x^5 that brings singular values in (0, 1] near 1, and how
-# often it is applied (Jordan et al. 2024).
+# The factors of the polynomial a x + b x^3 + c x^5 that brings singular values in (0, 1] near 1, and the
+# number of its applications (Jordan et al. 2024).
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 ITERATIONS = 5
-EPSILON = 1e-7  # the least norm that a matrix is scaled by, as in PyTorch's Muon: smaller ones are damped
-# The root mean square of an update is about this multiple of the learning rate, as AdamW's is, so that both
-# can share a rate (Liu et al. 2025, arXiv:2502.16982, section 2.2).
+EPSILON = 1e-7  # the least norm that divides a matrix, as in PyTorch's Muon: smaller matrices are damped
+# The root mean square of an update over the learning rate; about the same for AdamW, so both can share a rate
+# (Liu et al. 2025, arXiv:2502.16982, section 2.2).
 UPDATE_SIZE = 0.2
 
 
 @dataclass
 class ParameterGroup:
-    """Parameters with the settings of their steps.
-
-    betas: of AdamW; None means Muon. lr: the learning rate of the next step.
-    """
+    """Parameters with the settings of their steps."""
 
     weight_decay: float = 0.0
-    betas: tuple[float, float] | None = None
+    betas: tuple[float, float] | None = None  # of AdamW; None: Muon
     lr_multiple: float = 1.0
-    lr: float = 0.0
+    lr: float = 0.0  # of the next step
     parameters: list[Parameter] = field(default_factory=list)
 
 
 class Optimizer:
-    """It takes steps with all groups of parameters together, and keeps the state of each parameter.
+    """AdamW and Muon for groups of parameters, with the state of each parameter.
 
-    One of `torch.optim` would import PyTorch's compiler, a third of the time until a run's first step.
+    Those of `torch.optim` import PyTorch's compiler, a third of the time until a run's first step.
     """
 
     def __init__(self, groups: Iterable[ParameterGroup], muon_dtype: torch.dtype | None = None) -> None:
@@ -86,7 +83,8 @@ class Optimizer:
         states = [self.state[parameter] for parameter in parameters]
         for parameter, state in zip(parameters, states, strict=True):
             if not state:
-                state["exp_avg"], state["exp_avg_sq"] = (torch.zeros_like(parameter) for _ in range(2))
+                state["exp_avg"] = torch.zeros_like(parameter)
+                state["exp_avg_sq"] = torch.zeros_like(parameter)
                 state["step"] = torch.zeros((), device=parameter.device)
         means = [state["exp_avg"] for state in states]
         squares = [state["exp_avg_sq"] for state in states]
@@ -104,9 +102,8 @@ class Optimizer:
             key = (*parameter.shape, index if is_sharded(parameter) else 0)
             alike.setdefault(key, []).append(parameter)
         for (*shape, _), matrices in alike.items():
-            momenta = [
-                gathered(each, matrix) for each, matrix in zip(self._momenta(matrices), matrices, strict=True)
-            ]
+            own_momenta = self._momenta(matrices)
+            momenta = [gathered(own, matrix) for own, matrix in zip(own_momenta, matrices, strict=True)]
             moved = self._orthogonalised(momenta)
             updates = [update[own_rows(matrix)] for matrix, update in zip(matrices, moved, strict=True)]
             weights = [own_part(matrix) for matrix in matrices]
@@ -121,7 +118,7 @@ class Optimizer:
         return orthogonalise(stacked)
 
     def _momenta(self, parameters: Sequence[Parameter]) -> Sequence[Tensor]:
-        """Add gradients to the momenta of parameters; return where these lead after one more such step."""
+        """Add gradients to the momenta of parameters, and return the Nesterov momenta."""
         gradients = []
         momenta = []
         for parameter in parameters:
@@ -136,13 +133,13 @@ class Optimizer:
 
 
 def orthogonalise(matrices: Tensor) -> Tensor:
-    """Return matrices (B, M, N) with their singular vectors and with singular values near 1.
+    """Return matrices (B, M, N) with the same singular vectors, and with singular values near 1.
 
-    A value above 0.02 of its matrix's norm ends between 0.67 and 1.15, where that norm is above `EPSILON`.
-    Squares of smaller numbers have lost their digits, and the polynomial would make anything of them.
+    In a matrix with a norm above `EPSILON`, a singular value above 0.02 of the norm ends between 0.67 and
+    1.15. The result for a smaller matrix is arbitrary, because squares of its numbers have lost their digits.
 
-    An odd polynomial of a matrix X is P X, with P a polynomial of X Xᵀ, so all iterations work on that square
-    of the shorter side.
+    An odd polynomial of a matrix X is P X, with P a polynomial of X Xᵀ, so all iterations work on the square
+    matrix of the shorter side.
     """
     if matrices.size(-2) > matrices.size(-1):
         return orthogonalise(matrices.mT).mT
@@ -163,10 +160,10 @@ def orthogonalise(matrices: Tensor) -> Tensor:
 
 
 def orthogonalise_in_bfloat16(matrices: Tensor) -> Tensor:
-    """Return what `orthogonalise` does, in bfloat16, of matrices (B, M, N) of any type.
+    """Do as `orthogonalise` in bfloat16, for matrices (B, M, N) of any type.
 
-    Each iteration takes the square of the matrices anew, as the authors of Muon do: a square that is carried
-    from one iteration to the next, as in `orthogonalise`, gathers the errors of eight bits.
+    Each iteration computes X Xᵀ anew, as the authors of Muon do: updating it from iteration to iteration, as
+    in `orthogonalise`, would accumulate the errors of eight bits.
     """
     if matrices.size(-2) > matrices.size(-1):
         return orthogonalise_in_bfloat16(matrices.mT).mT
@@ -183,10 +180,10 @@ def orthogonalise_in_bfloat16(matrices: Tensor) -> Tensor:
 def make_optimizer(model: Decoder, train: TrainConfig, muon_dtype: torch.dtype | None = None) -> Optimizer:
     """Return the optimizer of a model; Muon iterates in `muon_dtype`, or in the type of the parameters.
 
-    Only the decoder's matrices decay: no norm, embedding or parameter of an encoding. Those of an encoding
-    learn at `encoding_lr` times the rate, by default at the multiple that its class declares. Where
-    that is 0 they get no gradient, which would count where gradients are clipped. Nor does what is not to be
-    trained, with `train.only`.
+    Only the decoder's matrices decay: no norm, embedding or parameter of an encoding. Parameters of an
+    encoding learn at `encoding_lr` times the rate, by default at the multiple that its class declares. With a
+    multiple of 0, or if `train.only` leaves them out, parameters get no gradient, which would count in
+    clipping.
     """
     betas = (train.betas[0], train.betas[1])
     matrices = ParameterGroup(train.weight_decay, betas if train.optimizer == "adamw" else None)
@@ -214,6 +211,8 @@ def learning_rate(step: int, train: TrainConfig) -> float:
     """Return the rate of a step: a linear warm-up, then a cosine down to `final_lr` times `lr`."""
     if step < train.warmup_steps:
         return train.lr * (step + 1) / train.warmup_steps
-    past = (step - train.warmup_steps) / max(1, train.total_steps - 1 - train.warmup_steps)
-    cosine = 0.5 * (1 + math.cos(math.pi * min(1.0, past)))
-    return train.lr * (train.final_lr + (1 - train.final_lr) * cosine)
+    decay_steps = max(1, train.total_steps - 1 - train.warmup_steps)
+    past = min(1.0, (step - train.warmup_steps) / decay_steps)
+    cosine = 0.5 * (1 + math.cos(math.pi * past))
+    share = train.final_lr + (1 - train.final_lr) * cosine
+    return train.lr * share

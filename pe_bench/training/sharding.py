@@ -1,7 +1,7 @@
 """FSDP2: each process keeps a share of each weight's rows, of their gradients and of their moments.
 
-What an encoding learns stays whole in every process: it is small, and may be a single number. Only a run that
-is sharded imports PyTorch's distributed tensors, which takes a second.
+The parameters of an encoding stay whole in every process: they are small, and may be a single number. Only a
+sharded run imports PyTorch's distributed tensors, which takes a second.
 """
 
 import warnings
@@ -15,11 +15,11 @@ from pe_bench.model.decoder import Decoder
 
 
 def shard(module: nn.Module, model: Decoder, device: torch.device, dtype: torch.dtype) -> None:
-    """Shard a model over all processes; `module` is what calls it."""
+    """Shard a model over all processes; `module` is the module that contains and calls it."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-    # Nothing here changes what a block returns.
+    # Here no wrapper changes the output of a block.
     warnings.filterwarnings("ignore", "FSDP2-wrapped module")
     policy = MixedPrecisionPolicy(
         param_dtype=None if dtype == torch.float32 else dtype,
@@ -36,8 +36,8 @@ def shard(module: nn.Module, model: Decoder, device: torch.device, dtype: torch.
 def average_replicated(model: Decoder) -> None:
     """Average the gradients of the encoding's parameters, which are not sharded, over all processes.
 
-    A parameter may have a gradient in some processes alone, where an encoding looks at its tokens first. One
-    that has a gradient in none stays without.
+    If the encoding's computation depends on tokens, a parameter may have a gradient in some processes only. A
+    parameter without a gradient in all processes stays without.
     """
     parameters = [parameter for parameter in model.encoding.parameters() if parameter.requires_grad]
     if not parameters:
@@ -57,18 +57,18 @@ def is_sharded(tensor: Tensor) -> bool:
 
 
 def own_part(tensor: Any) -> Tensor:
-    """Return the rows that this process keeps of a tensor, which is the whole tensor unless it is sharded."""
+    """Return the rows of a tensor that this process keeps: all rows unless the tensor is sharded."""
     return tensor.to_local() if is_sharded(tensor) else tensor
 
 
 def gathered(part: Tensor, like: Tensor) -> Tensor:
-    """Return the tensor of which the processes have these parts; `like` is one that is sharded so."""
+    """Return the whole tensor from the parts of all processes, sharded as the tensor `like`."""
     placed: Any = distributed(part, like)
     return placed.full_tensor() if is_sharded(like) else placed
 
 
 def distributed(part: Tensor, like: Any) -> Tensor:
-    """Return a tensor that is sharded as `like` is, of which this process keeps `part`."""
+    """Return a tensor that is sharded as `like`, from the part of this process."""
     if not is_sharded(like):
         return part
     from torch.distributed.tensor import DTensor
@@ -78,7 +78,7 @@ def distributed(part: Tensor, like: Any) -> Tensor:
 
 
 def own_rows(like: Any) -> slice:
-    """Return which rows of a tensor this process keeps."""
+    """Return the slice of the rows of a tensor that this process keeps."""
     if not is_sharded(like):
         return slice(0, len(like) if like.dim() else 0)
     rows = -(-len(like) // like.device_mesh.size())

@@ -1,4 +1,4 @@
-"""Training: a job in, checkpoints and train.csv out; loop, step, validation loss, progress."""
+"""Training of a job: the loop over steps, with validation loss, checkpoints, train.csv and progress."""
 
 import copy
 import math
@@ -30,15 +30,15 @@ from pe_bench.training.optimizer import learning_rate, make_optimizer
 from pe_bench.training.sharding import average_replicated, is_sharded, own_part, shard
 
 StepWatcher = Callable[[Step], None]
-NOTHING_TO_DO = "nothing to do"  # what the first process tells the others of a finished run
+NOTHING_TO_DO = "nothing to do"  # the first process's message to the others for a finished run
 
 
 def fit(job: Job, watch: StepWatcher, group: Group = ALONE) -> None:
-    """Train the model of a job to its last step, of which a checkpoint is then on the disk.
+    """Train the model of a job, and write the checkpoint of its last step.
 
-    It goes on from the newest whole checkpoint of the run, and ends in the same weights as a run that was
-    never stopped. Every process of a `group` calls this, and the first writes. Raise `RunError` where the
-    loss is not finite.
+    Training continues from the newest whole checkpoint of the run, and ends in the same weights as without a
+    stop. Every process of the `group` calls this, and the first writes. Raise `RunError` for a loss that is
+    not finite.
     """
     folder = job.folder / "checkpoints"
     model = job.model
@@ -47,7 +47,7 @@ def fit(job: Job, watch: StepWatcher, group: Group = ALONE) -> None:
     name = group.broadcast(newest.path.name if newest else "")
     if name == NOTHING_TO_DO:
         return
-    if name and newest is None:  # all go on from the one that the first process has found
+    if name and newest is None:  # all processes continue from the checkpoint that the first has found
         newest = checkpoint.read_checkpoint(folder / name)
         if newest is None:
             raise RunError(f"{folder / name} cannot be read: repeat the command")
@@ -55,11 +55,11 @@ def fit(job: Job, watch: StepWatcher, group: Group = ALONE) -> None:
     if newest is not None:
         checkpoint.load_weights(newest.path, model)
     if job.config.train.sharding:
-        model = copy.deepcopy(model)  # the run's own is scored as a whole
+        model = copy.deepcopy(model)  # scoring needs the run's own model unsharded
     trainer = Trainer(job.config, model, job.data, job.device, job.dtype, group)
     if newest is not None:
         checkpoint.load_optimizer(newest, model, trainer.optimizer)
-    if local_world_size() > 1:  # they share the machine's cores; a process alone leaves cores to others
+    if local_world_size() > 1:  # several processes share the machine's cores
         set_threads(max(1, job.threads // local_world_size()))
     keep_freed_memory()
     _take_steps(trainer, newest, job.folder, watch)
@@ -68,9 +68,9 @@ def fit(job: Job, watch: StepWatcher, group: Group = ALONE) -> None:
 
 
 def _take_steps(trainer: "Trainer", begun: Checkpoint | None, run: Path, watch: StepWatcher) -> None:
-    """Take the steps after the checkpoint `begun`, and write checkpoints and train.csv on the way.
+    """Take the steps after the checkpoint `begun`, and write checkpoints and train.csv.
 
-    A signal that asks for an end is obeyed after the step at work, which is saved.
+    A signal ends the training after the current step, which is saved.
     """
     train = trainer.config.train
     group = trainer.group
@@ -103,13 +103,13 @@ def _take_steps(trainer: "Trainer", begun: Checkpoint | None, run: Path, watch: 
                         group if train.sharding else ALONE,
                     )
             if is_stopping:
-                group.wait()  # the launcher ends all as soon as one has ended: the first has saved by now
+                group.wait()  # until the first has saved: the launcher ends all processes once one has ended
                 way_on = "the same command continues from there"
                 raise Stopped(f"stopped at step {step} of {train.total_steps}, which is saved; {way_on}")
 
 
 class Losses(nn.Module):
-    """The losses of windows as a module of its own, which PyTorch can split among processes."""
+    """The losses of windows as a module, which PyTorch can split among processes."""
 
     def __init__(self, model: Decoder):
         super().__init__()
@@ -141,14 +141,14 @@ class Trainer:
         self.dtype = dtype
         is_split = config.train.sharding is not None
         self.losses = Losses(model)
-        self.together: Any = self.losses  # as the processes call it together
+        self.together: Any = self.losses  # wrapped for several processes
         if is_split:
             shard(self.losses, model, device, dtype)
         muon_dtype = dtype if multiplies_bfloat16(device) else None
         self.optimizer = make_optimizer(model, config.train, muon_dtype)
         if self.group.count > 1 and not is_split:
-            # With this setting it never regroups gradients, which would change the last digits of their sums;
-            # it warns where nothing is unused, so that something is.
+            # With this setting PyTorch never regroups gradients, which would change the last digits of their
+            # sums. It warns if no parameter is unused, so there is an unused parameter.
             self.losses.register_parameter("unused", nn.Parameter(torch.zeros(1, device=device)))
             self.together = DistributedDataParallel(self.losses, find_unused_parameters=True)
         self.windows = windows_of(data, config.train.length)
@@ -160,19 +160,19 @@ class Trainer:
         started = time.perf_counter()
         rate = learning_rate(number, train)
         self.optimizer.set_rate(rate)
-        # What an encoding may draw inside the model is a function of the step too.
+        # Random numbers that an encoding draws inside the model follow from the step too.
         torch.manual_seed(derive_seed(self.config.seed, "model", number))
         batch = self.windows.batch(train.batch, self.config.seed, number)
         count = train.micro_batches
         losses: list[float] = []
         with user_code_errors(self.model.encoding, kind=RunError):
-            # Drawn for the whole batch: the parts must give what the whole would.
+            # Ids are drawn for the whole batch: parts must give the same results as the whole.
             share, ids = self._share(batch, derive_seed(self.config.seed, "ids", number), train=True)
             parts = share.split(len(share.tokens) // count)
-            ids_of_parts = ids.chunk(count) if ids.dim() == 2 else [ids] * count
-            for part, ids_of_part in zip(parts, ids_of_parts, strict=True):
+            part_ids = ids.chunk(count) if ids.dim() == 2 else [ids] * count
+            for part, own_ids in zip(parts, part_ids, strict=True):
                 is_last = len(losses) == count - 1
-                losses.append(self._backward(part, ids_of_part, batch.losses, is_last=is_last))
+                losses.append(self._backward(part, own_ids, batch.losses, is_last=is_last))
         (loss,) = self.group.sum(sum(losses))
         norm = self._clip()
         self._refuse_non_finite(loss, norm, number)
@@ -182,7 +182,7 @@ class Trainer:
         return Step(number + 1, (number + 1) * train.batch_tokens, loss, None, rate, norm, seconds)
 
     def _clip(self) -> float:
-        """Scale the gradients down where their norm exceeds `train.clip`; return the norm before."""
+        """Scale the gradients down to a norm of at most `train.clip`; return their norm before."""
         clip = self.config.train.clip
         parameters = self.model.parameters()
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
@@ -191,15 +191,15 @@ class Trainer:
             parts = [own_part(gradient) for gradient in gradients if is_sharded(gradient)]
             (squares,) = self.group.sum(float(nn.utils.get_total_norm(parts)) ** 2)
             norm = (norm**2 + squares).sqrt()
-        if norm > clip:  # a factor of 1 would take as long
+        if norm > clip:  # multiplying by 1 would take as long
             torch._foreach_mul_([own_part(gradient) for gradient in gradients], clip / (norm + 1e-6))  # pyright: ignore[reportPrivateImportUsage]
         return float(norm)
 
     def _backward(self, part: Batch, ids: Tensor, count: int, *, is_last: bool) -> float:
-        """Compute the loss of a part of a batch of `count` losses, and add its gradient. Return the loss.
+        """Compute the loss of a part of a batch with `count` losses, and add its gradient. Return the loss.
 
-        The loss that gradients are of is times the number of processes, because after the last part they get
-        the mean of their gradients, and a step takes the sum.
+        The differentiated loss is multiplied by the number of processes, because after the last part each
+        process gets the mean of all gradients, and a step needs their sum.
         """
         sharding = self.config.train.sharding
         if sharding:
@@ -228,11 +228,12 @@ class Trainer:
         return total / count
 
     def _share(self, batch: Batch, seed: int, *, train: bool) -> tuple[Batch, Tensor]:
-        """Return this process's share of a batch, and of the position ids, which are drawn for all of it."""
+        """Return this process's share of a batch and of the ids, which are drawn for the whole batch."""
         generator = torch.Generator().manual_seed(seed)
         inputs_BT = batch.tokens[:, :-1].to(self.device)
         ids = self.model.encoding.ids(inputs_BT, train=train, generator=generator)
-        return batch.map(self.group.share), self.group.share(ids) if ids.dim() == 2 else ids
+        own_ids = self.group.share(ids) if ids.dim() == 2 else ids
+        return batch.map(self.group.share), own_ids
 
     def _nll(self, batch: Batch, ids: Tensor, losses: nn.Module) -> Tensor:
         inputs_BT = batch.tokens[:, :-1].to(self.device)
@@ -242,7 +243,7 @@ class Trainer:
             return losses(inputs_BT, targets_BT, ids, has_loss)
 
     def _refuse_non_finite(self, loss: float, norm: float, number: int) -> None:
-        """Raise `RunError` before a step by gradients that are infinite or no numbers."""
+        """Raise `RunError` for a loss or a gradient that is infinite or NaN, before it changes a weight."""
         if math.isfinite(loss) and math.isfinite(norm):
             return
         what = f"the gradient's norm ({norm})" if math.isfinite(loss) else f"the loss ({loss})"
@@ -253,7 +254,7 @@ class Trainer:
 
 
 def show_progress(bar: Bar, state: Step, total: int) -> None:
-    """Show the loss, tokens per second and the time left after a step of a run of `total` steps."""
+    """Show the loss, tokens per second and the time left, after a step of a run of `total` steps."""
     step = state.step
     left = state.seconds * (total - step) / step
     speed = f"{state.tokens / state.seconds:,.0f} tokens/s  {duration(left)} left"

@@ -15,7 +15,7 @@ from support.commands import Command, files_in, only_run
 import pe_bench
 from pe_bench.commands.evaluate import Evaluation
 from pe_bench.commands.explain.bench import Bench
-from pe_bench.commands.explain.changes import CutDistances, NoInput, changes_of, made, reach
+from pe_bench.commands.explain.changes import CutDistances, NoInput, changed_model, changes_of, reach
 from pe_bench.commands.explain.effects import (
     Effect,
     Loss,
@@ -55,39 +55,39 @@ def test_changing_nothing_restores_nothing_and_a_window_in_all_layers_is_the_con
 ) -> None:
     begin("encoding=rope")
     bench = bench_of(folder)
-    plain = bench.plain_level(64)
+    plain = bench.unchanged_levels(64)
     assert isinstance(plain, np.ndarray)
     unchanged = bench.job.model.changed({}, {})
-    assert np.array_equal(bench.level(unchanged, 64), plain)
+    assert np.array_equal(bench.levels(unchanged, 64), plain)
     window = next(change for change in changes_of(16) if change.name == "window")
-    model = made(bench.subject(64), window, range(2), is_all=True)
+    model = changed_model(bench.subject(64), window, range(2), is_all=True)
     assert not isinstance(model, str)
     control = replace(bench.plans[64], limit=16)
-    nll = bench.pass_through(bench.job.model, control).nll
-    assert np.array_equal(bench.pass_through(model, bench.plans[64]).nll, nll)
-    assert not np.array_equal(bench.level(model, 64), plain), "the window hides something"
+    nll = bench.score(bench.job.model, control).nll
+    assert np.array_equal(bench.score(model, bench.plans[64]).nll, nll)
+    assert not np.array_equal(bench.levels(model, 64), plain), "the window hides something"
 
 
 def test_changes_for_longer_texts_change_nothing_at_the_training_length(begin: Command, folder: Path) -> None:
     begin("encoding=t5")
     bench = bench_of(folder)
-    plain = bench.plain_level(16)
+    plain = bench.unchanged_levels(16)
     for change in changes_of(16):
-        model = made(bench.subject(64), change, range(2), is_all=True)
+        model = changed_model(bench.subject(64), change, range(2), is_all=True)
         if change.acts_within or isinstance(model, str):
             continue
-        assert np.allclose(bench.level(model, 16), plain, atol=2e-6) or change.name == "cut", change.name
+        assert np.allclose(bench.levels(model, 16), plain, atol=2e-6) or change.name == "cut", change.name
 
 
 def test_the_model_that_is_changed_stays_what_it_is(begin: Command, folder: Path) -> None:
     begin("encoding=rope")
     bench = bench_of(folder)
-    plain = bench.plain_level(32)
+    plain = bench.unchanged_levels(32)
     for change in changes_of(16):
-        model = made(bench.subject(32), change, [1])
+        model = changed_model(bench.subject(32), change, [1])
         if not isinstance(model, str):
-            bench.level(model, 32)
-    assert np.array_equal(bench.level(bench.job.model, 32), plain)
+            bench.levels(model, 32)
+    assert np.array_equal(bench.levels(bench.job.model, 32), plain)
 
 
 @pytest.mark.parametrize("encoding", ["rope", "t5", "randomized", "kimi_linear", "fox"])
@@ -104,9 +104,9 @@ def test_layers_below_a_change_are_computed_once_with_the_same_levels(
     lengths = (64, 16, 64)
     for length, layer in product(lengths, (1, 3, 2)):
         for change in changes_of(16):
-            changed = made(bench.subject(64), change, [layer])
+            changed = changed_model(bench.subject(64), change, [layer])
             if not isinstance(changed, str):
-                levels.append((changed, length, bench.level(changed, length)))
+                levels.append((changed, length, bench.levels(changed, length)))
     batches = len([*batches_of(bench.plans[64].windows, 4_096)]) + len(
         [*batches_of(bench.plans[16].windows, 4_096)]
     )
@@ -115,7 +115,7 @@ def test_layers_below_a_change_are_computed_once_with_the_same_levels(
     )
     for changed, length, level in levels:
         plan = bench.plans[length]
-        scored = bench.pass_through(changed, plan)
+        scored = bench.score(changed, plan)
         whole = scores_of(plan, bench.job.data.validation, scored.nll).by_cluster()[1]
         assert np.array_equal(level, whole)
 
@@ -152,11 +152,11 @@ def test_what_has_no_meaning_has_a_reason(begin: Command, folder: Path) -> None:
     begin("encoding=kimi_linear", "model.n_layers=4", HALF_SCORED)
     bench = bench_of(folder, targets=3)
     for change in changes_of(16):
-        model = made(bench.subject(64), change, [0])
+        model = changed_model(bench.subject(64), change, [0])
         is_off = change.name == "off"
         assert isinstance(model, str) is not is_off, change.name
         assert is_off or model == "no softmax"
-    nope = {change.name: made(bench.subject(64), change, [3]) for change in changes_of(16)}
+    nope = {change.name: changed_model(bench.subject(64), change, [3]) for change in changes_of(16)}
     assert nope["cut"] == nope["no positions"] == "no positions in its attention"
     assert nope["freeze slow"] == "no rotation of pairs"
     assert not isinstance(nope["window"], str) and not isinstance(nope["fitted"], str)
@@ -166,7 +166,7 @@ def test_freezing_pairs_keeps_the_penalty_of_a_rotary_layer(begin: Command, fold
     begin("encoding=gape")
     subject = bench_of(folder, targets=3).subject(64)
     freeze = next(change for change in changes_of(16) if change.name == "freeze slow")
-    model = made(subject, freeze, [0])
+    model = changed_model(subject, freeze, [0])
     assert not isinstance(model, str)
     layer, frozen = subject.model.layer(0), model.layer(0)
     assert isinstance(layer, GAPE) and isinstance(frozen, GAPE) and frozen.gamma is layer.gamma
@@ -177,7 +177,7 @@ def test_freezing_pairs_keeps_the_penalty_of_a_rotary_layer(begin: Command, fold
 def test_a_layer_without_positions_keeps_what_replaces_its_softmax(begin: Command, folder: Path) -> None:
     begin("encoding=asentmax")
     change = next(change for change in changes_of(16) if change.name == "no positions")
-    model = made(bench_of(folder, targets=3).subject(64), change, [0])
+    model = changed_model(bench_of(folder, targets=3).subject(64), change, [0])
     assert not isinstance(model, str)
     assert [type(leaf) for leaf in leaves_of(model.layer(0))] == [ASEntmax]
 
@@ -191,13 +191,13 @@ def test_positions_of_the_input_are_changed_for_all_layers_together(begin: Comma
     begin("encoding=sinusoidal")
     bench = bench_of(folder)
     changes = {change.name: change for change in changes_of(16)}
-    assert made(bench.subject(64), changes["cut"], [0]) == "no positions in its attention"
-    cut = made(bench.subject(64), changes["cut"], range(2), is_all=True)
-    without = made(bench.subject(64), changes["no positions"], range(2), is_all=True)
+    assert changed_model(bench.subject(64), changes["cut"], [0]) == "no positions in its attention"
+    cut = changed_model(bench.subject(64), changes["cut"], range(2), is_all=True)
+    without = changed_model(bench.subject(64), changes["no positions"], range(2), is_all=True)
     assert not isinstance(cut, str) and not isinstance(without, str)
-    assert np.array_equal(bench.level(cut, 16), bench.plain_level(16)), "no position is new"
-    assert not np.array_equal(bench.level(cut, 64), bench.plain_level(64))
-    assert not np.array_equal(bench.level(without, 16), bench.plain_level(16))
+    assert np.array_equal(bench.levels(cut, 16), bench.unchanged_levels(16)), "no position is new"
+    assert not np.array_equal(bench.levels(cut, 64), bench.unchanged_levels(64))
+    assert not np.array_equal(bench.levels(without, 16), bench.unchanged_levels(16))
 
 
 def test_what_is_fitted_is_fitted_on_other_documents_than_are_scored(begin: Command, folder: Path) -> None:
@@ -210,7 +210,7 @@ def test_what_is_fitted_is_fitted_on_other_documents_than_are_scored(begin: Comm
 
 def test_a_fitted_factor_gives_each_head_the_entropy_of_training(begin: Command, folder: Path) -> None:
     from pe_bench.commands.explain.fit import Entropies
-    from pe_bench.commands.explain.observe import queries_of, watched
+    from pe_bench.commands.explain.observe import observed_model, target_queries
 
     begin("encoding=rope", HALF_SCORED)
     bench = bench_of(folder, targets=3)
@@ -218,11 +218,11 @@ def test_a_fitted_factor_gives_each_head_the_entropy_of_training(begin: Command,
 
     def entropies(model, length: int) -> np.ndarray:
         plan = bench.fitted_on[length]
-        measured = Entropies(queries_of(plan), np.ones(1))
-        bench.pass_through(watched(model, measured, [0]), plan)
+        measured = Entropies(target_queries(plan), np.ones(1))
+        bench.score(observed_model(model, measured, [0]), plan)
         return measured.mean(0)[0]
 
-    model = made(bench.subject(64), fitted, [0])
+    model = changed_model(bench.subject(64), fitted, [0])
     assert not isinstance(model, str)
     trained, plain = entropies(bench.job.model, 16), entropies(bench.job.model, 64)
     assert (plain > trained + 0.5).all()

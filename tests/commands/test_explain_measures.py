@@ -2,6 +2,7 @@
 
 import csv
 import io
+import json
 import math
 from pathlib import Path
 
@@ -16,8 +17,8 @@ import pe_bench
 from pe_bench.commands.evaluate import Evaluation
 from pe_bench.commands.explain import observe
 from pe_bench.commands.explain.explain import load_bench
-from pe_bench.commands.explain.measures import BAND_TEXTS, Measuring
-from pe_bench.commands.explain.observe import Observed, Seen, Watch, watched
+from pe_bench.commands.explain.measures import BAND_TEXTS, MeasureCollector
+from pe_bench.commands.explain.observe import ObservedLayer, Observer, QueryBlock, observed_model
 from pe_bench.encodings.base import LayerEncoding
 from pe_bench.encodings.bias.alibi import ALiBi
 from pe_bench.encodings.compose import leaves_of, stack
@@ -49,12 +50,12 @@ def measures(
     """Return the numbers of the last query, or of `queries`, for random or for equal contents."""
     q, k, v = (torch.ones_like(x) if equal else x for x in random_heads())
     queries = queries or range(length - 1, length)
-    measuring = Measuring(TRAINED, length, queries)
+    measuring = MeasureCollector(TRAINED, length, queries)
     with torch.no_grad():
         x = torch.zeros(1, length, 1)
         q, k, v = (each[:, :, :length] for each in (q, k, v))
-        attention(Observed(leaves_of(layer), 0, measuring), x, q, k, v, torch.arange(length))
-    return {name: values for (_, name), values in measuring.of_targets(len(queries)).items()}
+        attention(ObservedLayer(leaves_of(layer), 0, measuring), x, q, k, v, torch.arange(length))
+    return {name: values for (_, name), values in measuring.target_values(len(queries)).items()}
 
 
 def test_equal_logits_have_the_entropy_of_all_keys_and_the_mean_distance() -> None:
@@ -104,13 +105,13 @@ def test_a_null_logit_counts_as_one_more_key() -> None:
     assert found["distance"] == pytest.approx((TOKENS - 1) / 2)
 
 
-class Kept(Watch):
+class Kept(Observer):
     """Keeps the logits that each query reads in the mean, and where the largest is."""
 
     def softmax(self, number: int, blocks) -> None:
         blocks = list(blocks)
         self.read = torch.cat([(block.weights * block.logits).sum(-1) for block in blocks], -1).mean(1)
-        self.blocks: list[Seen] = blocks
+        self.blocks: list[QueryBlock] = blocks
 
 
 @pytest.mark.parametrize("layout", ["half", "interleaved"])
@@ -120,7 +121,7 @@ def test_bands_add_up_to_the_logit_and_their_energies_to_1(layout) -> None:
     kept = Kept(range(30, TOKENS))
     q, k, v = random_heads()
     with torch.no_grad():
-        attention(Observed([rope], 0, kept), torch.zeros(1, TOKENS, 1), q, k, v, torch.arange(TOKENS))
+        attention(ObservedLayer([rope], 0, kept), torch.zeros(1, TOKENS, 1), q, k, v, torch.arange(TOKENS))
     whole = sum(found[f"logit {band}"] for band in BAND_TEXTS)
     assert np.allclose(whole, kept.read[0].numpy(), atol=1e-5)
     assert np.ptp(found[f"logit {BAND_TEXTS[0]}"]) > 0.01
@@ -159,7 +160,7 @@ def test_small_blocks_measure_the_same_in_less_memory(monkeypatch: pytest.Monkey
         assert np.allclose(parts[name], whole[name], atol=1e-6), name
     kept = Kept(range(20, TOKENS))
     q, k, v = random_heads()
-    attention(Observed([RoPE(WIDTH)], 0, kept), torch.zeros(1, TOKENS, 1), q, k, v, torch.arange(TOKENS))
+    attention(ObservedLayer([RoPE(WIDTH)], 0, kept), torch.zeros(1, TOKENS, 1), q, k, v, torch.arange(TOKENS))
     assert [len(block.queries.index) for block in kept.blocks] == [3] * 6 + [2]
 
 
@@ -168,9 +169,9 @@ def test_a_watched_model_has_the_same_scores(encoding: str, begin: Command, fold
     begin(f"encoding={encoding}", "model.n_layers=4")
     bench = load_bench(only_run(folder), Evaluation(results_dir=folder / "results", targets=6))
     model = bench.job.model
-    watching = watched(model, Measuring(16, 64, range(55, 63)))
+    watching = observed_model(model, MeasureCollector(16, 64, range(55, 63)))
     plan = bench.plans[64]
-    plain, seen = (bench.pass_through(each, plan).nll for each in (model, watching))
+    plain, seen = (bench.score(each, plan).nll for each in (model, watching))
     assert np.allclose(plain, seen, atol=1e-5)
 
 
@@ -182,12 +183,12 @@ def test_a_hugging_face_layer_shows_which_keys_its_mask_hides(folder: Path) -> N
     window = ARCHITECTURES["mistral"]["sliding_window"]
     visible: list[int] = []
 
-    class Hidden(Watch):
+    class Hidden(Observer):
         def softmax(self, number: int, blocks) -> None:
             visible.extend(int(block.visible.sum(-1).max()) for block in blocks)
 
     plan = bench.plans[64]
-    bench.pass_through(watched(bench.job.model, Hidden(observe.queries_of(plan))), plan)
+    bench.score(observed_model(bench.job.model, Hidden(observe.target_queries(plan))), plan)
     assert visible and max(visible) == window < 64
 
 
@@ -222,5 +223,7 @@ def test_a_model_that_has_not_learned_is_explained_with_a_warning(
     outcome = command("explain", "rope", *there)
     said = "warning: rope has learned nothing: at the training length it is no better than token frequencies"
     assert said in " ".join(outcome.out.split())
+    document = json.loads(command("explain", "rope", *there, "--json").out)
+    assert f"warning: {document['explanation']['warning']}".startswith(said)
     begin("encoding=nope", "train.steps=60", "train.lr=0.02")
     assert "warning" not in command("explain", "nope", *there).out

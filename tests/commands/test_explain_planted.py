@@ -13,7 +13,7 @@ import pe_bench
 from pe_bench.commands.evaluate import Evaluation
 from pe_bench.commands.explain.bench import Bench
 from pe_bench.commands.explain.effects import sentence_of
-from pe_bench.commands.explain.explain import Work, load_bench
+from pe_bench.commands.explain.explain import Explainer, load_bench
 from pe_bench.encodings.base import LayerEncoding, Side
 from pe_bench.encodings.compose import stack
 
@@ -102,7 +102,7 @@ def planted(bench: Bench, cause: str, layer: int) -> str:
     make, _ = CAUSES[cause]
     model = bench.job.model
     spoilt = model.changed({layer: stack([model.layer(layer), make(layer)])}, {})
-    work = Work([Bench(replace(bench.job, model=spoilt), bench.plans, bench.fitted_on)], [LONGER])
+    work = Explainer([Bench(replace(bench.job, model=spoilt), bench.plans, bench.fitted_on)], [LONGER])
     losses, effects = work.explain(by_head=True)
     return sentence_of("kerple_log", LENGTH, losses, effects)
 
@@ -113,7 +113,7 @@ def is_named(sentence: str, cause: str, layer: int) -> bool:
 
 
 def test_without_a_planted_cause_no_layer_is_named(bench: Bench) -> None:
-    losses, effects = Work([bench], [LONGER]).explain()
+    losses, effects = Explainer([bench], [LONGER]).explain()
     sentence = sentence_of("kerple_log", LENGTH, losses, effects)
     assert "alone restores" not in sentence, sentence
 

@@ -86,13 +86,13 @@ def test_a_hub_tokenizers_own_end_of_text_is_used_and_else_one_is_added():
 def test_what_a_tokenizer_loses_is_counted_and_another_composition_of_characters_is_no_loss(
     tokenizer: SubwordTokenizer,
 ) -> None:
-    assert tokenizer.loss_of(TEXTS) == ""
+    assert tokenizer.describe_loss(TEXTS) == ""
     for normalizer, loses in ((normalizers.NFD(), False), (normalizers.StripAccents(), True)):
         changed = tokenizers.Tokenizer.from_str(tokenizer.tokenizer.to_str())
         changed.normalizer = normalizers.Sequence([normalizers.NFD(), normalizer])
-        loss = SubwordTokenizer(changed, "changed").loss_of(TEXTS)
+        loss = SubwordTokenizer(changed, "changed").describe_loss(TEXTS)
         assert loss.startswith("decoding its tokens does not give the text of 1 of 4 documents back") == loses
-    loss = SubwordTokenizer(word_tokenizer(), "words").loss_of([b"hello world", b"hello you"])
+    loss = SubwordTokenizer(word_tokenizer(), "words").describe_loss([b"hello world", b"hello you"])
     assert loss.endswith("of 1 of 2 documents back, and 1 of 4 tokens are unknown")
 
 

@@ -8,7 +8,7 @@ import pytest
 from support.checkpoints import write_checkpoint
 
 from pe_bench.commands.evaluate import Evaluation
-from pe_bench.commands.explain.changes import changes_of, made
+from pe_bench.commands.explain.changes import changed_model, changes_of
 from pe_bench.commands.explain.explain import load_bench
 from pe_bench.scoring.protocols import scores_of
 
@@ -25,14 +25,14 @@ def test_layers_below_a_change_are_computed_once_with_the_same_levels(
     plan = bench.plans[64]
     for layer in (2, 3, 1):
         for change in changes_of(32):
-            changed = made(bench.subject(64), change, [layer])
+            changed = changed_model(bench.subject(64), change, [layer])
             if isinstance(changed, str):
                 continue
-            scored = bench.pass_through(changed, plan)
+            scored = bench.score(changed, plan)
             whole = scores_of(plan, bench.job.data.validation, scored.nll).by_cluster()[1]
-            assert np.array_equal(bench.level(changed, 64), whole), change.name
-    plain = bench.pass_through(bench.job.model, plan).nll
-    assert np.array_equal(bench.pass_through(bench.job.model, plan).nll, plain)
+            assert np.array_equal(bench.levels(changed, 64), whole), change.name
+    plain = bench.score(bench.job.model, plan).nll
+    assert np.array_equal(bench.score(bench.job.model, plan).nll, plain)
 
 
 def test_a_window_in_all_layers_of_a_hugging_face_model_is_the_control(folder: Path) -> None:
@@ -41,9 +41,9 @@ def test_a_window_in_all_layers_of_a_hugging_face_model_is_the_control(folder: P
     request = Evaluation(lengths=[64], targets=6, overrides=keys, results_dir=folder / "results")
     bench = load_bench(f"hf:{folder / 'llama'}", request)
     window = next(change for change in changes_of(32) if change.name == "window")
-    model = made(bench.subject(64), window, range(4), is_all=True)
+    model = changed_model(bench.subject(64), window, range(4), is_all=True)
     assert not isinstance(model, str)
     plan = bench.plans[64]
-    nll = bench.pass_through(model, plan).nll
-    assert np.array_equal(nll, bench.pass_through(bench.job.model, replace(plan, limit=32)).nll)
-    assert not np.array_equal(nll, bench.pass_through(bench.job.model, plan).nll)
+    nll = bench.score(model, plan).nll
+    assert np.array_equal(nll, bench.score(bench.job.model, replace(plan, limit=32)).nll)
+    assert not np.array_equal(nll, bench.score(bench.job.model, plan).nll)

@@ -22,7 +22,7 @@ from support.commands import at_work, children_of, living, losses, only_run, sta
 from pe_bench.config.compose import compose_config
 from pe_bench.errors import RunError, UserError
 from pe_bench.training.checkpoint import latest_checkpoint
-from pe_bench.training.group import Group, check_processes, joined, start_processes
+from pe_bench.training.group import Group, check_processes, join_processes, start_processes
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a process that is stopped stays")
 full = pytest.mark.full
@@ -157,7 +157,7 @@ def test_the_shares_of_a_batch_add_up_to_it_in_order():
 
 
 def fail_in_the_second(error: Exception):
-    with joined(torch.device("cpu"), 60) as group:
+    with join_processes(torch.device("cpu"), 60) as group:
         if not group.is_first:
             raise error
         group.wait()

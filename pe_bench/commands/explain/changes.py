@@ -19,8 +19,7 @@ Each changes one thing in a trained model and leaves the weights alone. In texts
 import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import pairwise
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import torch
@@ -29,7 +28,8 @@ from torch import Tensor
 from pe_bench.encodings.base import LayerEncoding, PositionalEncoding, ScoreTerm, Side
 from pe_bench.encodings.compose import Stack, leaves_of, stack
 from pe_bench.encodings.rotary.rope import Layout, RoPE, rotate
-from pe_bench.encodings.scalings.rope_scaling import rotation_at
+from pe_bench.encodings.scalings.rope_scaling import Scaled, rotation_at
+from pe_bench.model.attention.reference import select_tokens
 from pe_bench.model.decoder import LanguageModel
 
 NO_SOFTMAX = "no softmax"
@@ -40,112 +40,116 @@ NO_SUCH_PAIR = "no pair with such a wavelength"
 NOT_SHIFTED = "its scores depend on more than distances"
 NOT_FITTED = "its weights are no softmax of the logits"
 NO_DOCUMENTS = "no other documents to fit on"
-OF_POSITIONS = ("transform", "scores", "distance_bias", "bias", "adjust", "weights")
-OF_DISTANCES = ("transform", "scores", "distance_bias", "bias")
-BANDS = (1, 4, 16)  # training lengths, between which wavelengths lie
+# Hooks by which a layer can read positions, and by which it can read distances.
+POSITION_HOOKS = ("transform", "scores", "distance_bias", "bias", "adjust", "weights")
+DISTANCE_HOOKS = ("transform", "scores", "distance_bias", "bias")
+# Of wavelengths, in training lengths.
+BANDS = ((0.0, 1.0), (1.0, 4.0), (4.0, 16.0), (16.0, math.inf))
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A trained model at a length past its training length.
-
-    first: the index of the first target's query. factors: by layer, the fitted factor of each head [H].
-    """
+    """A trained model, and the length past its training length for which it is changed."""
 
     model: LanguageModel
     train_length: int
     length: int
-    first: int = 0
-    factors: Mapping[int, Tensor] = field(default_factory=dict)
+    first: int = 0  # index of the first target's query
+    factors: Mapping[int, Tensor] = field(default_factory=dict)  # by layer: of each head's logits, fitted [H]
 
 
 class NewLayer(NamedTuple):
-    """A changed layer: a new encoding, or a window in tokens on top of its own encoding."""
+    """A changed layer: it has a new encoding, or its own encoding within a window."""
 
     encoding: LayerEncoding | None = None
-    window: int | None = None
+    window: int | None = None  # in tokens
 
 
-# Returns the changed layer, or why the change has no meaning in the layer.
+# Makes the layer of a number new, or returns the reason why the change has no meaning in the layer.
 Maker = Callable[[Subject, int], NewLayer | str]
+# Returns all parts of the encoding, with new parts where one changes the input; None if no part does.
+InputMaker = Callable[[Subject], list[PositionalEncoding] | None]
 
 
 @dataclass(frozen=True)
 class Change:
-    """A change of one layer, or of several.
-
-    words: the change's name in a sentence, a noun. of_input: returns the encoding's parts with others for the
-    parts that change the input; None for an encoding that leaves the input alone. of_each, of_all: whether
-    the change is tried in single layers, and in all together. acts_within: whether the change also acts on
-    texts of the training length.
-    """
+    """A change of one layer, or of several."""
 
     name: str
-    words: str
+    words: str  # the change in a sentence, a noun
     make: Maker
-    of_input: Callable[[Subject], list[PositionalEncoding] | None] | None = None
-    of_each: bool = True
-    of_all: bool = True
-    acts_within: bool = False
+    make_input: InputMaker | None = None  # for a change that also acts on positions added to the input
+    in_single_layers: bool = True  # whether the change is tried in single layers
+    in_all_layers: bool = True  # whether the change is tried in all layers together
+    needs_softmax: bool = True
+    acts_within: bool = False  # whether the change also acts on texts of the training length
 
 
 def changes_of(train_length: int) -> list[Change]:
-    """Return all changes, in the order of the table."""
+    """Return all changes of whole layers, in the order of the table."""
     slow = (float(train_length), math.inf)
-    edges = [0.0, *(float(times * train_length) for times in BANDS), math.inf]
+    trained_only = "cutting distances and positions to trained ones"
     changes = [
         Change("window", f"a window of {train_length:,}", _window),
         Change("sharpen", "sharpening", _sharpened),
         Change("fitted", f"sharpening to the entropy at {train_length:,}", _fitted),
-        Change("cut", "cutting distances and positions to trained ones", _cut, _cut_input),
+        Change("cut", trained_only, _cut, _cut_input),
         Change("no positions", "leaving out positions", _without_positions, _no_input, acts_within=True),
         Change("freeze slow", "freezing slow pairs", _freezing(slow), acts_within=True),
-        Change("off", "switching attention off", _off, of_all=False, acts_within=True),
     ]
-    for low, high in pairwise(edges):
-        text = band_text(low / train_length, high / train_length)
+    off = Change("off", "switching attention off", _off, needs_softmax=False, acts_within=True)
+    changes.append(replace(off, in_all_layers=False))
+    for low, high in BANDS:
+        text = band_text(low, high)
         words = f"freezing pairs of wavelengths {text} training lengths"
-        freeze = _freezing((low, high))
-        changes.append(Change(f"freeze {text}", words, freeze, of_each=False, acts_within=True))
+        freeze = _freezing((low * train_length, high * train_length))
+        change = Change(f"freeze {text}", words, freeze, acts_within=True)
+        changes.append(replace(change, in_single_layers=False))
     return changes
 
 
 def changes_of_head(train_length: int, head: int, n_heads: int) -> list[Change]:
     """Return the changes of one head of a layer."""
 
-    def window(subject: Subject, number: int) -> NewLayer | str:
-        layer = subject.model.layer(number)
-        new = WindowOfHead(train_length, head, n_heads)
-        return _reads_nothing_far(subject, number) or NewLayer(stack([layer, new]))
+    def window(subject: Subject, number: int) -> NewLayer:
+        return _with_part(subject, number, HeadWindow(train_length, head, n_heads))
 
-    def off(subject: Subject, number: int) -> NewLayer | str:
-        return NewLayer(stack([subject.model.layer(number), HeadsOff(n_heads, [head])]))
+    def off(subject: Subject, number: int) -> NewLayer:
+        return _with_part(subject, number, HeadsOff(n_heads, [head]))
 
     return [
         Change("window", f"a window of {train_length:,}", window),
-        Change("off", "switching attention off", off, acts_within=True),
+        Change("off", "switching attention off", off, needs_softmax=False, acts_within=True),
     ]
 
 
+def _with_part(subject: Subject, number: int, part: LayerEncoding) -> NewLayer:
+    """Return the layer with one more part of its encoding."""
+    return NewLayer(stack([subject.model.layer(number), part]))
+
+
 def band_text(low: float, high: float) -> str:
-    """Return a band of wavelengths in training lengths."""
+    """Return a band of wavelengths as text, such as `1-4`. low, high: in training lengths."""
     if low == 0:
         return f"<{high:g}"
-    return f">{low:g}" if high == math.inf else f"{low:g}-{high:g}"
+    if high == math.inf:
+        return f">{low:g}"
+    return f"{low:g}-{high:g}"
 
 
-def made(
+def changed_model(
     subject: Subject, change: Change, numbers: Sequence[int], *, is_all: bool = False
 ) -> LanguageModel | str:
-    """Return the model with the change in each layer where it has a meaning, or why it has no meaning.
+    """Return the model with the change in each layer where the change has a meaning.
 
-    numbers: the layers. is_all: these are all layers, so the positions added to the input change too.
+    Returns the reasons why the change has no meaning, if it has none in any layer. numbers: of the layers.
+    is_all: these are all layers, so the change also acts on positions added to the input.
     """
     layers: dict[int, LayerEncoding] = {}
     windows: dict[int, int] = {}
     reasons: list[str] = []
     for number in numbers:
-        new = change.make(subject, number)
+        new = _changed_layer(subject, change, number)
         if isinstance(new, str):
             reasons.append(new)
             continue
@@ -153,39 +157,41 @@ def made(
             layers[number] = new.encoding
         if new.window is not None:
             windows[number] = new.window
-    parts = change.of_input(subject) if is_all and change.of_input is not None else None
+    parts = None
+    if is_all and change.make_input is not None:
+        parts = change.make_input(subject)
     if layers or windows or parts is not None:
         return subject.model.changed(layers, windows, parts)
     return ", ".join(dict.fromkeys(reasons))
 
 
+def _changed_layer(subject: Subject, change: Change, number: int) -> NewLayer | str:
+    layer = subject.model.layer(number)
+    if change.needs_softmax and layer.overrides("attend"):
+        return NO_SOFTMAX
+    if not change.acts_within and reach(layer, subject.length) <= subject.train_length:
+        return SEES_NEAR
+    return change.make(subject, number)
+
+
 # Windows
 
 
-def _window(subject: Subject, number: int) -> NewLayer | str:
-    reason = _reads_nothing_far(subject, number)
-    return reason or NewLayer(window=subject.train_length)
-
-
-def _reads_nothing_far(subject: Subject, number: int) -> str:
-    """Return why a layer reads nothing beyond the training length; empty where it does."""
-    layer = subject.model.layer(number)
-    if layer.overrides("attend"):
-        return NO_SOFTMAX
-    return "" if reach(layer, subject.length) > subject.train_length else SEES_NEAR
+def _window(subject: Subject, number: int) -> NewLayer:
+    return NewLayer(window=subject.train_length)
 
 
 def reach(layer: LayerEncoding, length: int) -> int:
-    """Return how many tokens back the last of `length` tokens sees, its own included."""
+    """Return the number of tokens from the first that the last of `length` tokens sees to itself."""
     index = torch.arange(length)
     nothing = torch.empty(1, 1, length, 0)
     keys = Side(nothing, nothing, index, index, {})
-    query = Side(nothing[:, :, -1:], nothing[:, :, -1:], index[-1:], index[-1:], {})
-    seen = layer.visible(query, keys).flatten(0, -2).any(0)
-    return length - int(seen.long().argmax())
+    query = select_tokens(keys, range(length - 1, length))
+    is_seen = layer.visible(query, keys).flatten(0, -2).any(0)
+    return length - int(is_seen.long().argmax())
 
 
-class WindowOfHead(LayerEncoding):
+class HeadWindow(LayerEncoding):
     """One head sees only the last `window` tokens."""
 
     def __init__(self, window: int, head: int, n_heads: int) -> None:
@@ -212,17 +218,17 @@ class HeadsOff(LayerEncoding):
 
 
 def _off(subject: Subject, number: int) -> NewLayer:
-    off = HeadsOff(1, [0])  # one factor for all heads
-    return NewLayer(stack([subject.model.layer(number), off]))
+    every_head = HeadsOff(1, [0])  # one factor for all heads
+    return _with_part(subject, number, every_head)
 
 
 # Sharper attention
 
 
 class Sharper(LayerEncoding):
-    """Logits times max(1, ln i / ln L) for the i-th query, or times c^t with the c of each head.
+    """Multiplies logits by max(1, ln i / ln L) for the i-th query, or by c^t with a fitted c for each head.
 
-    factors: c [H], or None. first: the number of queries before the first that c was fitted to.
+    first: the index of the first query that c was fitted to. factors: c [H]; None without a fit.
     """
 
     def __init__(self, train_length: int, first: int, factors: Tensor | None = None) -> None:
@@ -234,9 +240,12 @@ class Sharper(LayerEncoding):
         """Return the factor, float32 [H, Q, 1] or [Q, 1]."""
         count = (queries.index + 1).double()  # of the keys up to the query
         if self.factors is None:
-            return (count.log() / math.log(self.train_length)).clamp(min=1).float().unsqueeze(-1)
-        share = (count / self.train_length).log() / math.log(self.longest / self.train_length)
-        return (self.factors[:, None, None] ** share.clamp(0, 1).unsqueeze(-1)).float()
+            growth = count.log() / math.log(self.train_length)
+            return growth.clamp(min=1).float().unsqueeze(-1)
+        longest = math.log(self.longest / self.train_length)
+        exponent = (count / self.train_length).log() / longest
+        factors = self.factors[:, None, None] ** exponent.clamp(0, 1).unsqueeze(-1)
+        return factors.float()
 
 
 class SharperScores(Sharper):
@@ -253,37 +262,39 @@ class SharperLogits(Sharper):
         return scores * self.factor(queries)
 
 
-def _sharpened(subject: Subject, number: int) -> NewLayer | str:
-    return _reads_nothing_far(subject, number) or _sharper(subject, number, None)
+def _sharpened(subject: Subject, number: int) -> NewLayer:
+    return _sharper(subject, number, None)
 
 
 def _fitted(subject: Subject, number: int) -> NewLayer | str:
-    reason = _reads_nothing_far(subject, number)
-    if reason:
-        return reason
     if subject.model.layer(number).overrides("weights"):
         return NOT_FITTED
     factors = subject.factors.get(number)
-    return NO_DOCUMENTS if factors is None else _sharper(subject, number, factors)
+    if factors is None:
+        return NO_DOCUMENTS
+    return _sharper(subject, number, factors)
 
 
 def _sharper(subject: Subject, number: int, factors: Tensor | None) -> NewLayer:
     layer = subject.model.layer(number)
     kind = SharperLogits if layer.overrides("bias", "distance_bias", "adjust") else SharperScores
-    return NewLayer(stack([layer, kind(subject.train_length, subject.first, factors)]))
+    return _with_part(subject, number, kind(subject.train_length, subject.first, factors))
 
 
 # Positions
 
 
 def _without_positions(subject: Subject, number: int) -> NewLayer | str:
-    layer = subject.model.layer(number)
-    if layer.overrides("attend"):
-        return NO_SOFTMAX
-    leaves = leaves_of(layer)
-    # What scales or sparsifies logits, such as entmax, reads no positions.
-    kept = [leaf for leaf in leaves if leaf.family == "scale" or not leaf.overrides(*OF_POSITIONS)]
-    return NO_POSITIONS if len(kept) == len(leaves) else NewLayer(stack(kept))
+    leaves = leaves_of(subject.model.layer(number))
+    kept = [leaf for leaf in leaves if not _reads_positions(leaf)]
+    if len(kept) == len(leaves):
+        return NO_POSITIONS
+    return NewLayer(stack(kept))
+
+
+def _reads_positions(leaf: LayerEncoding) -> bool:
+    # An encoding that scales or sparsifies logits, such as entmax, reads no positions.
+    return leaf.family != "scale" and leaf.overrides(*POSITION_HOOKS)
 
 
 class CutDistances(Stack):
@@ -296,27 +307,34 @@ class CutDistances(Stack):
     def _far(self, queries: Side, keys: Side) -> tuple[Side, Side]:
         """Return queries and keys at positions whose difference is `near`."""
         far_q = torch.full_like(queries.position, self.near)
-        return queries._replace(position=far_q), keys._replace(position=torch.zeros_like(keys.position))
+        start = torch.zeros_like(keys.position)
+        return queries._replace(position=far_q), keys._replace(position=start)
 
     def transform(self, queries: Side, keys: Side) -> tuple[Tensor, Tensor]:
         """Transform queries and keys at their own and at far positions; concatenate both, twice as wide."""
         near_q, near_k = super().transform(queries, keys)
         far_q, far_k = super().transform(*self._far(queries, keys))
-        return torch.cat([near_q, far_q], -1), torch.cat([near_k, far_k], -1)
+        both_q = torch.cat([near_q, far_q], -1)
+        both_k = torch.cat([near_k, far_k], -1)
+        return both_q, both_k
 
     def _sides(self, queries: Side, keys: Side) -> tuple[tuple[Side, Side], tuple[Side, Side]]:
         """Return queries and keys for near pairs, then for far pairs."""
-        (near_q, far_q), (near_k, far_k) = queries.x.chunk(2, -1), keys.x.chunk(2, -1)
+        near_q, far_q = queries.x.chunk(2, -1)
+        near_k, far_k = keys.x.chunk(2, -1)
         near = queries._replace(x=near_q), keys._replace(x=near_k)
-        return near, self._far(queries._replace(x=far_q), keys._replace(x=far_k))
+        far = queries._replace(x=far_q), keys._replace(x=far_k)
+        return near, self._far(*far)
 
     def _is_near(self, queries: Side, keys: Side) -> Tensor:
-        return queries.position.unsqueeze(-1) - keys.position.unsqueeze(-2) < self.near
+        distance = queries.position.unsqueeze(-1) - keys.position.unsqueeze(-2)
+        return distance < self.near
 
     def scores(self, queries: Side, keys: Side, scale: float) -> Tensor:
         near, far = self._sides(queries, keys)
-        is_near = self._is_near(queries, keys)
-        return torch.where(is_near, super().scores(*near, scale), super().scores(*far, scale))
+        near_scores = super().scores(*near, scale)
+        far_scores = super().scores(*far, scale)
+        return torch.where(self._is_near(queries, keys), near_scores, far_scores)
 
     def terms(self, queries: Side, keys: Side) -> list[ScoreTerm]:
         (near_q, near_k), (far_q, far_k) = self._sides(queries, keys)
@@ -325,7 +343,8 @@ class CutDistances(Stack):
 
     def bias(self, queries: Side, keys: Side) -> Tensor | None:
         near, far = self._sides(queries, keys)
-        near_bias, far_bias = super().bias(*near), super().bias(*far)
+        near_bias = super().bias(*near)
+        far_bias = super().bias(*far)
         if near_bias is None or far_bias is None:
             return None
         return torch.where(self._is_near(queries, keys), near_bias, far_bias)
@@ -342,16 +361,20 @@ class CutDistances(Stack):
 
 
 def _cut(subject: Subject, number: int) -> NewLayer | str:
-    reason = _reads_nothing_far(subject, number)
-    if reason:
-        return reason
-    leaves = leaves_of(subject.model.layer(number))
-    acting = [leaf for leaf in leaves if leaf.overrides(*OF_DISTANCES)]
+    layer = subject.model.layer(number)
+    reason = distance_reason(layer)
+    return reason or NewLayer(CutDistances(leaves_of(layer), subject.train_length // 2))
+
+
+def distance_reason(layer: LayerEncoding) -> str:
+    """Return why the logits of a layer do not depend on distances alone; empty where they do."""
+    acting = [leaf for leaf in leaves_of(layer) if leaf.overrides(*DISTANCE_HOOKS)]
     if not acting:
         return NO_POSITIONS
-    if any(leaf.family == "content" or "shift_invariant" not in leaf.claims for leaf in acting):
-        return NOT_SHIFTED
-    return NewLayer(CutDistances(leaves, subject.train_length // 2))
+    for leaf in acting:
+        if leaf.family == "content" or "shift_invariant" not in leaf.claims:
+            return NOT_SHIFTED
+    return ""
 
 
 class FrozenPairs(LayerEncoding):
@@ -369,8 +392,10 @@ class FrozenPairs(LayerEncoding):
         turned = rotate(side.x, side.position, self.frequencies, self.layout)
         if self.factor == 1:
             return turned
-        first, rest = turned.tensor_split([2 * len(self.frequencies)], -1)
-        return torch.cat([self.factor * first, rest], -1).to(side.x.dtype)
+        rotated = 2 * len(self.frequencies)
+        first, rest = turned.tensor_split([rotated], -1)
+        scaled = torch.cat([self.factor * first, rest], -1)
+        return scaled.to(side.x.dtype)
 
 
 def _with_frequencies(layer: RoPE, frequencies: Tensor) -> RoPE:
@@ -381,42 +406,50 @@ def _with_frequencies(layer: RoPE, frequencies: Tensor) -> RoPE:
 
 
 def _freezing(band: tuple[float, float]) -> Maker:
-    """Return the change that freezes pairs whose wavelengths, in tokens, are in the band."""
+    """Make the change that freezes pairs with wavelengths in the band. band: its ends, in tokens."""
 
     def freeze(subject: Subject, number: int) -> NewLayer | str:
-        layer = subject.model.layer(number)
-        if layer.overrides("attend"):
-            return NO_SOFTMAX
-        new: list[LayerEncoding] = []
-        turns = False
-        freezes = False
-        for leaf in leaves_of(layer):
-            rotation = rotation_at(leaf, subject.length)
-            if rotation is None:
-                new.append(leaf)
-                continue
-            lengths = 2 * math.pi / rotation.frequencies
-            is_frozen = (lengths > band[0]) & (lengths <= band[1]) & (rotation.frequencies > 0)
-            turns = True
-            freezes |= bool(is_frozen.any())
-            layout: Layout = getattr(leaf, "layout", "half")
-            kept = rotation.frequencies.masked_fill(is_frozen, 0)
-            if isinstance(leaf, RoPE):
-                new.append(_with_frequencies(leaf, kept))
-            else:
-                new.append(FrozenPairs(kept, rotation.attention_factor, layout))
-        if freezes:
-            return NewLayer(stack(new))
-        return NO_SUCH_PAIR if turns else NOT_TURNED
+        leaves = leaves_of(subject.model.layer(number))
+        rotations = [rotation_at(leaf, subject.length) for leaf in leaves]
+        if all(rotation is None for rotation in rotations):
+            return NOT_TURNED
+        new = [*leaves]
+        for place, rotation in enumerate(rotations):
+            if rotation is not None:
+                is_frozen = is_in_band(rotation.frequencies, *band)
+                if is_frozen.any():
+                    new[place] = _frozen(leaves[place], rotation, is_frozen)
+        if new == [*leaves]:
+            return NO_SUCH_PAIR
+        return NewLayer(stack(new))
 
     return freeze
+
+
+def layout_of(leaf: LayerEncoding) -> Layout:
+    """Return the places of the two features of a pair in a rotary encoding."""
+    return getattr(leaf, "layout", "half")
+
+
+def is_in_band(frequencies: Tensor, low: float, high: float) -> Tensor:
+    """Return the mask of pairs with wavelengths above `low` and up to `high`, in tokens: bool [pairs]."""
+    wavelengths = 2 * math.pi / frequencies
+    return (wavelengths > low) & (wavelengths <= high) & (frequencies > 0)
+
+
+def _frozen(leaf: LayerEncoding, rotation: Scaled, is_frozen: Tensor) -> LayerEncoding:
+    """Return a rotary encoding whose pairs `is_frozen`, bool [pairs], are not rotated."""
+    kept = rotation.frequencies.masked_fill(is_frozen, 0)
+    if isinstance(leaf, RoPE):
+        return _with_frequencies(leaf, kept)
+    return FrozenPairs(kept, rotation.attention_factor, layout_of(leaf))
 
 
 # Positions of the input
 
 
 class CutInput(PositionalEncoding):
-    """Adds positions to the input: those of training for the last tokens, and 0 for all earlier tokens."""
+    """Adds trained positions to the input for the last tokens, and position 0 for all earlier tokens."""
 
     def __init__(self, part: PositionalEncoding, train_length: int) -> None:
         super().__init__()
@@ -442,12 +475,12 @@ def _no_input(subject: Subject) -> list[PositionalEncoding] | None:
 def _new_input(
     subject: Subject, make: Callable[[PositionalEncoding], PositionalEncoding]
 ) -> list[PositionalEncoding] | None:
-    """Return the encoding's parts with others for those that change the input; None if no part does.
+    """Return the encoding's parts, with new parts in place of the parts that change the input.
 
-    A part that also makes the position ids is kept.
+    Returns None if no part changes the input. A part that also makes the position ids is kept.
     """
-    parts = subject.model.encoding.parts
-    acting = [part for part in parts if part.overrides("embed") and not part.overrides("ids")]
-    if not acting:
-        return None
-    return [make(part) if part in acting else part for part in parts]
+    parts: list[PositionalEncoding] = []
+    for part in subject.model.encoding.parts:
+        is_new = part.overrides("embed") and not part.overrides("ids")
+        parts.append(make(part) if is_new else part)
+    return None if parts == [*subject.model.encoding.parts] else parts

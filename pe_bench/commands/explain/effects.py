@@ -26,34 +26,36 @@ import numpy as np
 from pe_bench.commands.explain.changes import Change
 from pe_bench.report.statistics import CONFIDENCE, MARGIN, Interval, paired_interval
 
-HALF = 0.5  # of what is lost
+HALF = 0.5  # share of the loss
 # The sentence compares the named change with the best change of each other kind, in all layers together.
 KINDS = (("window",), ("sharpen", "fitted"), ("cut", "no positions", "freeze slow"))
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a change is made: in layers, by number, or in one head of a layer.
-
-    is_all: in all layers, and in the positions added to the input if the change acts on them.
-    """
+    """The layers, or the one head of a layer, in which a change is made."""
 
     layers: tuple[int, ...]
     head: int | None = None
-    is_all: bool = False
+    is_all: bool = False  # all layers, and the positions added to the input if the change acts on positions
 
     @property
     def is_single(self) -> bool:
+        """Return whether the change is made in one layer, or in one head."""
         return len(self.layers) == 1 and not self.is_all
 
     def __str__(self) -> str:
         if self.is_all:
             return "all"
-        layers = "-".join(map(str, dict.fromkeys((self.layers[0], self.layers[-1]))))
-        return layers if self.head is None else f"{layers}, head {self.head}"
+        if self.head is not None:
+            return f"{self.layers[0]}, head {self.head}"
+        if self.is_single:
+            return f"{self.layers[0]}"
+        return f"{self.layers[0]}-{self.layers[-1]}"
 
     @property
     def words(self) -> str:
+        """Return the place as it is named in a sentence."""
         if self.is_all:
             return "in all layers"
         if self.head is not None:
@@ -63,37 +65,35 @@ class Place:
 
 @dataclass(frozen=True)
 class Effect:
-    """What a change restores at a length.
-
-    words: the change in a sentence. restored: bits per byte (nats per token where the tokenizer loses text).
-    share: restored over lost; None where nothing is surely lost, and at the training length. reason: why
-    there is no number.
-    """
+    """The part of the loss at a length that a change restores."""
 
     change: str
-    words: str
+    words: str  # the change in a sentence
     place: Place
     length: int
-    restored: Interval | None = None
-    share: Interval | None = None
-    reason: str = ""
+    restored: Interval | None = None  # bits per byte, or nats per token where the tokenizer loses text
+    share: Interval | None = (
+        None  # restored over lost; None where no loss is sure, and at the training length
+    )
+    reason: str = ""  # why there is no number
 
 
 @dataclass(frozen=True)
 class Loss:
-    """What is lost at a length, in bits per byte above the training length's level, or why it is unknown."""
+    """The rise of a model's level at a length above its level at the training length."""
 
     length: int
-    lost: Interval | None = None
-    reason: str = ""
+    lost: Interval | None = None  # bits per byte, or nats per token where the tokenizer loses text
+    reason: str = ""  # why there is no number
 
     @property
     def is_sure(self) -> bool:
+        """Return whether the model surely loses more than the margin."""
         return self.lost is not None and MARGIN < self.lost.low < math.inf
 
 
 def loss_of(length: int, within: np.ndarray, beyond: np.ndarray) -> Loss:
-    """Return what is lost at `length`.
+    """Return the loss at `length`.
 
     within, beyond: levels [seeds, documents] at the training length and at `length`.
     """
@@ -103,16 +103,17 @@ def loss_of(length: int, within: np.ndarray, beyond: np.ndarray) -> Loss:
 def effect_of(
     change: Change, place: Place, length: int, levels: Sequence[np.ndarray], loss: Loss | None
 ) -> Effect:
-    """Return what a change restores.
+    """Return the effect of a change.
 
     levels: [seeds, documents] at the training length, at `length`, and at `length` with the change. loss:
-    what is lost at `length`; None at the training length.
+    at `length`; None at the training length.
     """
     within, beyond, changed = levels
-    effect = Effect(change.name, change.words, place, length, paired_interval(beyond - changed))
+    restored = beyond - changed
+    effect = Effect(change.name, change.words, place, length, paired_interval(restored))
     if loss is None or not loss.is_sure:
         return effect
-    return replace(effect, share=share_of(beyond - changed, beyond - within))
+    return replace(effect, share=share_of(restored, beyond - within))
 
 
 def share_of(restored: np.ndarray, lost: np.ndarray) -> Interval:
@@ -120,9 +121,17 @@ def share_of(restored: np.ndarray, lost: np.ndarray) -> Interval:
     total = float(lost.mean())
     share = float(restored.mean()) / total
     rest = paired_interval(restored - share * lost)
-    spread = rest.spread and replace(rest.spread, variance=rest.spread.variance / total**2)
-    low, high = share + rest.low / total, share + rest.high / total
+    spread = rest.spread
+    if spread is not None:
+        spread = replace(spread, variance=spread.variance / total**2)
+    low = share + rest.low / total
+    high = share + rest.high / total
     return Interval(share, low, high, rest.seeds, rest.documents, spread)
+
+
+def is_nonzero(interval: Interval) -> bool:
+    """Return whether the interval lies on one side of zero."""
+    return interval.low > 0 or interval.high < 0
 
 
 # The sentence
@@ -134,24 +143,31 @@ def sentence_of(label: str, train_length: int, losses: Sequence[Loss], effects: 
     if not sure:
         reasons = [loss.reason for loss in losses if loss.reason]
         if len(reasons) == len(losses):
-            return f"{label} cannot be scored past {train_length:,} tokens: {reasons[0].partition(': ')[0]}"
+            reason, _, _ = reasons[0].partition(": ")
+            return f"{label} cannot be scored past {train_length:,} tokens: {reason}"
         scored = max(loss.length for loss in losses if not loss.reason)
         return f"No loss of {label} is sure up to {scored:,} tokens: there is nothing to explain"
     length = sure[-1].length
-    known = [effect for effect in effects if effect.length == length and effect.share is not None]
+    known = _with_share(effects, length)
     lost = f"what is lost at {length:,} tokens"
     single = [effect for effect in known if effect.place.is_single]
     whole = [effect for effect in known if effect.place.is_all]
     to_blame = [effect for effect in single if _restores_half(effect, len(single))]
     if to_blame:
         best = _most_precise(to_blame)
-        others = _others(whole, best.change)
-        return f"{_capital(best.words)} {best.place.words} alone restores {_text(best)} of {lost}{others}"
+        change = best.words[:1].upper() + best.words[1:]
+        others = _other_kinds(whole, best.change)
+        return f"{change} {best.place.words} alone restores {_share_text(best)} of {lost}{others}"
     best = max(whole, key=_share, default=None)
     if best is None or not _restores_something(best):
         return f"No change surely restores anything of {lost}"
-    restored = f"{best.words} {best.place.words} restores {_text(best)} of {lost}"
-    return f"No single layer is to blame: {restored}{_others(whole, best.change)}"
+    restored = f"{best.words} {best.place.words} restores {_share_text(best)} of {lost}"
+    others = _other_kinds(whole, best.change)
+    return f"No single layer is to blame: {restored}{others}"
+
+
+def _with_share(effects: Iterable[Effect], length: int) -> list[Effect]:
+    return [effect for effect in effects if effect.length == length and effect.share is not None]
 
 
 def _most_precise(effects: Sequence[Effect]) -> Effect:
@@ -159,31 +175,36 @@ def _most_precise(effects: Sequence[Effect]) -> Effect:
     best = max(effects, key=_share)
     assert best.share is not None
     least = best.share.low
-    heads = [effect for effect in effects if effect.place.head is not None and _share(effect) >= least]
-    return max(heads or [best], key=_share)
+    head_effects = [effect for effect in effects if effect.place.head is not None]
+    as_good = [effect for effect in head_effects if _share(effect) >= least]
+    return max(as_good or [best], key=_share)
 
 
-def _others(whole: Sequence[Effect], named: str) -> str:
-    """Return what the best change of each other kind than the named change restores in all layers."""
+def _other_kinds(whole: Sequence[Effect], named: str) -> str:
+    """Return the best change of each kind without the named change, and its share, as a part of a sentence.
+
+    whole: effects of changes in all layers.
+    """
     parts: list[str] = []
     for kind in KINDS:
-        of_kind = [effect for effect in whole if effect.change in kind]
-        if named not in kind and of_kind:
-            best = max(of_kind, key=_share)
-            parts.append(f"{best.words} restores {percent(_share(best))} %")
+        same_kind = [effect for effect in whole if effect.change in kind]
+        if named not in kind and same_kind:
+            best = max(same_kind, key=_share)
+            share = percent(_share(best))
+            parts.append(f"{best.words} restores {share} %")
     return f"; in all layers, {' and '.join(parts)}" if parts else ""
 
 
 def worst_layer(losses: Sequence[Loss], effects: Sequence[Effect]) -> int | None:
-    """Return the layer whose change alone restores most at the longest length where something is lost."""
-    best = best_of((effect for effect in effects if effect.place.is_single), losses)
+    """Return the layer in which a change alone restores most, at the longest length with a sure loss."""
+    best = best_effect((effect for effect in effects if effect.place.is_single), losses)
     return None if best is None else best.place.layers[0]
 
 
-def best_of(effects: Iterable[Effect], losses: Sequence[Loss]) -> Effect | None:
-    lengths = [loss.length for loss in losses if loss.is_sure][-1:]
-    known = [effect for effect in effects if effect.length in lengths and effect.share is not None]
-    return max(known, key=_share, default=None)
+def best_effect(effects: Iterable[Effect], losses: Sequence[Loss]) -> Effect | None:
+    """Return the effect with the largest share at the longest length with a sure loss; None without any."""
+    longest = max((loss.length for loss in losses if loss.is_sure), default=0)
+    return max(_with_share(effects, longest), key=_share, default=None)
 
 
 def _share(effect: Effect) -> float:
@@ -191,27 +212,26 @@ def _share(effect: Effect) -> float:
     return effect.share.mean
 
 
-def _restores_half(effect: Effect, of_changes: int) -> bool:
+def _restores_half(effect: Effect, n_changes: int) -> bool:
     assert effect.share is not None
-    return effect.share.at(1 - (1 - CONFIDENCE) / of_changes)[0] > HALF
+    low, _ = effect.share.at(1 - (1 - CONFIDENCE) / n_changes)
+    return low > HALF
 
 
 def _restores_something(effect: Effect) -> bool:
     return effect.share is not None and effect.share.low > 0
 
 
-def _text(effect: Effect) -> str:
+def _share_text(effect: Effect) -> str:
+    """Return the share of an effect with its interval, such as `64 % (61 to 67 %)`."""
     assert effect.share is not None
     share = effect.share
+    mean, low, high = map(percent, (share.mean, share.low, share.high))
     if math.isinf(share.low) or math.isinf(share.high):
-        return f"{percent(share.mean)} %"
-    return f"{percent(share.mean)} % ({percent(share.low)} to {percent(share.high)} %)"
+        return f"{mean} %"
+    return f"{mean} % ({low} to {high} %)"
 
 
 def percent(share: float) -> str:
     """Return a share as a whole number of percent."""
-    return f"{round(100 * share)}" if math.isfinite(share) else f"{share}"
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]
+    return str(round(100 * share)) if math.isfinite(share) else str(share)

@@ -1,4 +1,4 @@
-"""`explain`: score trained models with one change after another, and say in a sentence what follows."""
+"""`explain`: score trained models with one change after another, and name the cause in a sentence."""
 
 import time
 from collections.abc import Sequence
@@ -6,25 +6,25 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise, product
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
 from pe_bench.commands.evaluate import Evaluation, load_finished, prepare
 from pe_bench.commands.explain.bench import Bench, chosen_lengths, plan_targets
-from pe_bench.commands.explain.changes import Change, changes_of, changes_of_head, made
+from pe_bench.commands.explain.changes import Change, changed_model, changes_of, changes_of_head
 from pe_bench.commands.explain.effects import (
     Effect,
     Loss,
     Place,
-    best_of,
+    best_effect,
     effect_of,
     loss_of,
     sentence_of,
     worst_layer,
 )
 from pe_bench.commands.explain.explanation import Explanation
-from pe_bench.commands.explain.measures import Quantity, measures_of
+from pe_bench.commands.explain.measures import LayerMeasure, TargetValues, layer_measures
 from pe_bench.commands.job import with_weights
 from pe_bench.encodings.base import LengthError
 from pe_bench.errors import RunError, require
@@ -34,7 +34,7 @@ from pe_bench.runs.folder import RunFolder
 from pe_bench.runs.rows import Row
 from pe_bench.system.cost import count, expect, said_once
 from pe_bench.system.machine import cores_of
-from pe_bench.system.terminal import Bar, progress_bar
+from pe_bench.system.terminal import progress_bar
 from pe_bench.values import check_type
 
 UNLEARNED = {
@@ -49,29 +49,30 @@ TARGETS_OF_CHECKPOINT = 4
 
 
 def explain_runs(names: Sequence[str], by: Sequence[str], request: Evaluation) -> Explanation:
-    """Return why runs of one encoding fail at longer texts.
+    """Find out why runs of one encoding fail at longer texts.
 
-    by: head: also change the heads of the layer that matters most; layer: also measure each layer. Raises
-    `UserError`, `RunError`.
+    by: `head` also changes the heads of the layer in which a change restores most; `layer` also measures each
+    layer. Raises `UserError`, `RunError`.
     """
     for each in by:
         check_type(each, By, "--by")
     benches = [load_bench(name, request) for name in _found(names, request)]
     first = benches[0].job
     for bench in benches[1:]:
-        is_same = (bench.job.label, bench.job.setting) == (first.label, first.setting)
-        message = f"{bench.job.folder.name} is not another seed of {first.folder.name}: name one run in full"
-        require(is_same, message)
+        job = bench.job
+        message = f"{job.folder.name} is not another seed of {first.folder.name}: name one run in full"
+        require(job.label == first.label and job.setting == first.setting, message)
     lengths = chosen_lengths(first.config, request.lengths)
     runs = tuple(bench.job.folder for bench in benches)
-    with said_once(lambda pieces: f"explaining {count(len(runs), 'run')}"):
-        work = Work(benches, lengths)
-        losses, effects = work.explain(by_head="head" in by)
-        measures = work.measures() if "layer" in by else []
+    work_text = f"explaining {count(len(runs), 'run')}"
+    with said_once(lambda pieces: work_text):
+        explainer = Explainer(benches, lengths)
+        losses, effects = explainer.explain(by_head="head" in by)
+        measures = explainer.measures() if "layer" in by else []
     train_length = first.config.train.length
     plan = benches[0].plans[train_length]
-    unlearned_text = _unlearned(runs)
     sentence = sentence_of(first.label, train_length, losses, effects)
+    warning = _unlearned_warning(first.label, runs)
     return Explanation(
         label=first.label,
         runs=runs,
@@ -83,37 +84,41 @@ def explain_runs(names: Sequence[str], by: Sequence[str], request: Evaluation) -
         losses=tuple(losses),
         effects=tuple(effects),
         measures=tuple(measures),
-        unlearned=unlearned_text,
+        warning=warning,
         sentence=sentence,
     )
 
 
 def _found(names: Sequence[str], request: Evaluation) -> list[str | Path]:
-    """Return the runs with these names, or one checkpoint."""
-    checkpoints = [name for name in names if is_checkpoint(name)]
-    if checkpoints:
-        require(len(names) == 1, f"give one checkpoint at a time, not {', '.join(names)}")
-        return [*checkpoints]
+    """Return the folders of the runs with these names, or the name of the one Hugging Face model."""
+    if any(map(is_checkpoint, names)):
+        text = ", ".join(names)
+        require(len(names) == 1, f"give one checkpoint at a time, not {text}")
+        return [*names]
     return [*without_tries(find_runs(names, request.results_dir, anywhere=True))]
 
 
-def _unlearned(folders: Sequence[Path]) -> str:
+def _unlearned_warning(label: str, folders: Sequence[Path]) -> str:
     """Return the warning for runs that do not beat token frequencies or a trigram model, by their scores.
 
-    Empty for runs that do, for later stages of a training, and where the scores do not tell.
+    Empty for runs that beat both, for later stages of a training, and where scores are missing.
     """
-    runs = {folder.name: RunFolder(folder) for folder in folders if (folder / "result.json").is_file()}
+    finished = [folder for folder in folders if (folder / "result.json").is_file()]
+    runs = {folder.name: RunFolder(folder) for folder in finished}
     rows: list[Row] = []
     for run in runs.values():
         if not run.first_stage:
-            rows += [row for row in run.rows if (row.protocol, row.score_dtype) == ("paired", "float32")]
+            paired = [row for row in run.rows if row.protocol == "paired"]
+            rows += [row for row in paired if row.score_dtype == "float32"]
     anchors = read_anchors(folders[0].parent.parent / "anchors")
-    lacks = unlearned(rows, ScoredRuns(runs.__getitem__, anchors))
-    return UNLEARNED.get(lacks, "")
+    anchor = unlearned(rows, ScoredRuns(runs.__getitem__, anchors))
+    if anchor not in UNLEARNED:
+        return ""
+    return f"{label} {UNLEARNED[anchor]}, so its losses at longer lengths mean little"
 
 
 def load_bench(run: str | Path, request: Evaluation) -> Bench:
-    """Load a finished run, or a checkpoint, with the targets to score. Raises `UserError`, `RunError`."""
+    """Load a finished run, or a Hugging Face model, and plan its targets. Raises `UserError`, `RunError`."""
     is_run = isinstance(run, Path)
     message = f"{run} has no default lengths to score: give them with --lengths"
     require(is_run or request.lengths is not None, message)
@@ -124,8 +129,9 @@ def load_bench(run: str | Path, request: Evaluation) -> Bench:
     require(prepared.config.task is None, message)
     if prepared.loaded is not None:
         job, plans, _ = prepared.loaded
+        has_encoding = getattr(job.model, "state", None) is not None
         why = "keeps its own attention, in which nothing can be changed: leave --plain out"
-        require(getattr(job.model, "state", None) is not None, f"{run} {why}")
+        require(has_encoding, f"{run} {why}")
         return Bench.of(job, plans)
     loaded = load_finished(prepared.folder, prepared.config, planner)
     message = f"{prepared.folder.name} is a run of a Hugging Face model: use pe-bench explain hf:FOLDER"
@@ -134,43 +140,57 @@ def load_bench(run: str | Path, request: Evaluation) -> Bench:
     return Bench.of(with_weights(loaded.job, loaded.trained), loaded.plans)
 
 
-@dataclass
-class Work:
-    """The models of all seeds with their scores."""
+class Experiment(NamedTuple):
+    """A change to score in a place at a length."""
 
-    benches: list[Bench]
+    change: Change
+    place: Place
+    length: int
+
+    def __str__(self) -> str:
+        return f"length {self.length:,}, {self.change.name}, layer {self.place}"
+
+
+@dataclass
+class Explainer:
+    """Scores the models of all seeds, unchanged and with changes."""
+
+    benches: list[Bench]  # one for each seed
     lengths: list[int]
 
     def __post_init__(self) -> None:
         self.train_length = self.benches[0].train_length
         self.n_layers = self.benches[0].job.model.n_layers
-        self.levels: dict[int, np.ndarray] = {}  # as they are, [seeds, documents]
+        # Of the unchanged models, by length.
+        self.levels: dict[int, np.ndarray] = {}  # [seeds, documents]
         self.seconds: dict[int, float] = {}
 
     def explain(self, *, by_head: bool = False) -> tuple[list[Loss], list[Effect]]:
-        """Return what is lost at each length, and what each change restores of it."""
+        """Return the loss at each length, and the effect of each change."""
         losses = self._losses()
         effects: list[Effect] = []
         if not any(loss.is_sure for loss in losses):
             return losses, effects
         changes = changes_of(self.train_length)
-        of_each = [change for change in changes if change.of_each]
+        for_parts = [change for change in changes if change.in_single_layers]
+        for_all = [change for change in changes if change.in_all_layers]
         singles = [Place((number,)) for number in range(self.n_layers)]
         parts = singles if self.n_layers <= MOST_SINGLE else quarters(self.n_layers)
         everything = Place(tuple(range(self.n_layers)), is_all=True)
-        of_all = [(change, everything) for change in changes if change.of_all]
-        effects += self._effects([*of_all, *product(of_each, parts)], losses)
+        planned = [*product(for_all, [everything]), *product(for_parts, parts)]
+        effects += self._effects(planned, losses)
         if parts is not singles:
-            best = best_of((effect for effect in effects if effect.place in parts), losses)
+            best = best_effect((effect for effect in effects if effect.place in parts), losses)
             worst = parts[0] if best is None else best.place
-            effects += self._effects([*product(of_each, [singles[n] for n in worst.layers])], losses)
+            inside = [singles[number] for number in worst.layers]
+            effects += self._effects([*product(for_parts, inside)], losses)
         layer = worst_layer(losses, effects)
         if by_head and layer is not None:
-            effects += self._effects(self._of_heads(layer), losses)
+            effects += self._effects(self._head_changes(layer), losses)
         order = {change.name: number for number, change in enumerate(changes)}
         return losses, sorted(effects, key=lambda effect: order[effect.change])
 
-    def _of_heads(self, layer: int) -> list[tuple[Change, Place]]:
+    def _head_changes(self, layer: int) -> list[tuple[Change, Place]]:
         """Return the changes of each head of a layer."""
         n_heads = self.benches[0].job.config.model.n_heads
         planned: list[tuple[Change, Place]] = []
@@ -179,33 +199,34 @@ class Work:
             planned += [(change, Place((layer,), head)) for change in changes]
         return planned
 
-    def measures(self) -> list[Quantity]:
-        """Return what is measured in each layer at each length that was scored."""
-        values: dict[int, list[dict[tuple[int, str], np.ndarray]]] = {}
+    def measures(self) -> list[LayerMeasure]:
+        """Measure each layer at each length that was scored."""
+        values: dict[int, list[TargetValues]] = {}
         for length in self.levels:
-            values[length] = [bench.measured(length) for bench in self.benches]
+            values[length] = [bench.measure(length) for bench in self.benches]
         model = self.benches[0].job.model
         layers = [model.layer(number) for number in range(self.n_layers)]
-        return measures_of(values, self.benches[0].clusters, layers, self.train_length)
+        return layer_measures(values, self.benches[0].clusters, layers, self.train_length)
 
     def _losses(self) -> list[Loss]:
-        """Score the unchanged models, and return what is lost at each length. Raises `RunError`."""
+        """Score the unchanged models, and return the loss at each length. Raises `RunError`."""
         reason = self._score_unchanged(self.train_length)
         if reason:
             raise RunError(f"nothing can be scored at the training length: {reason}")
+        within = self.levels[self.train_length]
         losses: list[Loss] = []
         for length in self.lengths:
             reason = self._score_unchanged(length)
             if reason:
                 losses.append(Loss(length, reason=reason))
             else:
-                losses.append(loss_of(length, self.levels[self.train_length], self.levels[length]))
+                losses.append(loss_of(length, within, self.levels[length]))
         return losses
 
     def _score_unchanged(self, length: int) -> str:
-        """Keep the levels and the seconds at a length, or return why it cannot be scored."""
+        """Score the unchanged models at a length. Returns why this is not possible; empty if it is."""
         began = time.monotonic()
-        levels = [bench.plain_level(length) for bench in self.benches]
+        levels = [bench.unchanged_levels(length) for bench in self.benches]
         self.seconds[length] = time.monotonic() - began
         reasons = [level for level in levels if isinstance(level, str)]
         if reasons:
@@ -214,48 +235,56 @@ class Work:
         return ""
 
     def _effects(self, planned: Sequence[tuple[Change, Place]], losses: Sequence[Loss]) -> list[Effect]:
-        """Return the effect of each change at each length where something is lost."""
+        """Return the effect of each change at each length with a sure loss, and at the training length.
+
+        planned: each change with its place.
+        """
         lost = {loss.length: loss for loss in losses if loss.is_sure}
-        jobs = [(change, place, length) for length in lost for change, place in planned]
-        jobs += [(change, place, self.train_length) for change, place in planned if change.acts_within]
+        experiments = [Experiment(*each, length) for length, each in product(lost, planned)]
+        acting = [each for each in planned if each[0].acts_within]
+        experiments += [Experiment(*each, self.train_length) for each in acting]
         # By the first changed layer, so that the inputs of one layer are kept at a time.
-        jobs.sort(key=lambda job: (job[2], job[1].layers[0]))
+        experiments.sort(key=lambda each: (each.length, each.place.layers[0]))
         job = self.benches[0].job
-        seconds = sum(self._cost(place, length) for _, place, length in jobs)
+        seconds = sum(map(self._cost, experiments))
         expect(seconds, cores_of(job.device, job.threads))
         effects: list[Effect] = []
-        with progress_bar("explain", len(jobs)) as bar:
-            for number, (change, place, length) in enumerate(jobs):
-                self._show(bar, number, jobs)
-                effects.append(self._effect(change, place, length, lost.get(length)))
+        previous = None
+        with progress_bar("explain", len(experiments)) as bar:
+            for number, experiment in enumerate(experiments):
+                length = experiment.length
+                line = None
+                if previous not in (None, length):
+                    line = f"length {previous:,} done"
+                bar.show(number, str(experiment), line)
+                effects.append(self._effect(experiment, lost.get(length)))
+                previous = length
         return effects
 
-    def _cost(self, place: Place, length: int) -> float:
+    def _cost(self, experiment: Experiment) -> float:
         """Return the seconds to score a change; layers below it are computed once for many changes."""
-        shared = place.layers[0] if self.benches[0].job.model.has_parts else 0
-        return self.seconds[length] * (1 - shared / self.n_layers)
+        has_parts = self.benches[0].job.model.has_parts
+        shared = experiment.place.layers[0] if has_parts else 0
+        return self.seconds[experiment.length] * (1 - shared / self.n_layers)
 
-    def _show(self, bar: Bar, number: int, jobs: Sequence[tuple[Change, Place, int]]) -> None:
-        change, place, length = jobs[number]
-        is_next = number > 0 and jobs[number - 1][2] != length
-        line = f"length {jobs[number - 1][2]:,} done" if is_next else None
-        bar.show(number, f"length {length:,}, {change.name}, layer {place}", line)
-
-    def _effect(self, change: Change, place: Place, length: int, loss: Loss | None) -> Effect:
+    def _effect(self, experiment: Experiment, loss: Loss | None) -> Effect:
+        change, place, length = experiment
         changed: list[np.ndarray] = []
         for bench in self.benches:
-            model = made(bench.subject(length), change, place.layers, is_all=place.is_all)
+            model = changed_model(bench.subject(length), change, place.layers, is_all=place.is_all)
             if isinstance(model, str):
                 return Effect(change.name, change.words, place, length, reason=model)
             try:
-                changed.append(bench.level(model, length))
+                changed.append(bench.levels(model, length))
             except LengthError as error:
                 return Effect(change.name, change.words, place, length, reason=str(error))
-        levels = (self.levels[self.train_length], self.levels[length], np.stack(changed))
+        within = self.levels[self.train_length]
+        levels = (within, self.levels[length], np.stack(changed))
         return effect_of(change, place, length, levels, loss)
 
 
 def quarters(n_layers: int) -> list[Place]:
     """Return the layers 0 to n_layers - 1 as four ranges of consecutive layers, as equal as can be."""
-    edges = [round(n_layers * number / QUARTERS) for number in range(QUARTERS + 1)]
+    depths = range(QUARTERS + 1)
+    edges = [round(n_layers * quarter / QUARTERS) for quarter in depths]
     return [Place(tuple(range(*pair))) for pair in pairwise(edges)]

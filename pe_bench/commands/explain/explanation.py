@@ -1,18 +1,19 @@
 """The result of `explain`: tables for people, rows for programs."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pe_bench.commands.explain.effects import Effect, Loss, percent
-from pe_bench.commands.explain.measures import Quantity
+from pe_bench.commands.explain.effects import Effect, Loss, is_nonzero, percent
+from pe_bench.commands.explain.measures import LayerMeasure
 from pe_bench.errors import require
 from pe_bench.render import grid
 from pe_bench.render.grid import MISSING, Cell, Column, Grid
 from pe_bench.report.statistics import Interval
 
+Missing = tuple[str, str, str]  # why a change or measure has no meaning in a layer, its name, the layer
 # The columns of --csv.
 COLUMNS = (
     *("change", "layers", "head", "length", "restored", "restored_low", "restored_high"),
@@ -26,43 +27,38 @@ SHARES_NOTE = (
 
 @dataclass(frozen=True)
 class Explanation:
-    """What a model loses at longer texts, and what each change restores of it.
+    """A model's losses at longer texts, the effects of changes, and the cause in a sentence."""
 
-    label: the encoding. runs: one for each seed. targets: tokens at each length. sentence: what the table
-    says. measures: empty if they were not asked for. unlearned: why the numbers mean little; empty for a
-    model that has learned.
-    """
-
-    label: str
-    runs: tuple[Path, ...]
+    label: str  # the encoding
+    runs: tuple[Path, ...]  # one for each seed
     train_length: int
     lengths: tuple[int, ...]
-    targets: int
+    targets: int  # tokens at each length
     documents: int
-    has_bytes: bool
+    has_bytes: bool  # whether levels are bits per byte; else they are nats per token
     losses: tuple[Loss, ...]
     effects: tuple[Effect, ...]
-    sentence: str
-    measures: tuple[Quantity, ...] = ()
-    unlearned: str = ""
+    sentence: str  # the cause, by the rule of `effects.py`
+    measures: tuple[LayerMeasure, ...] = ()  # empty if no layer was measured
+    warning: str = ""  # that the model has learned too little; empty for a model that has learned
 
     @property
     def unit(self) -> str:
         return "bits per byte" if self.has_bytes else "nats per token"
 
     def __str__(self) -> str:
-        return grid.text_of(lambda console: grid.show([table.draw for table in tables_of(self)], console))
+        tables = [table.draw for table in tables_of(self)]
+        return grid.text_of(lambda console: grid.show(tables, console))
 
     def plot(self, path: str | Path) -> None:
-        """Draw each layer into a file: .png, .svg or .pdf. Raises `UserError` for other files.
+        """Draw the effects and measures of each layer into a .png, .svg or .pdf file.
 
-        Raises it also if no layer was measured.
+        Raises `UserError` for another suffix, and if no layer was measured.
         """
         from pe_bench.commands.explain.picture import draw_layers
 
-        require(
-            bool(self.measures), "no layer was measured, so there is nothing to draw: explain with by='layer'"
-        )
+        message = "no layer was measured, so there is nothing to draw: explain with by='layer'"
+        require(bool(self.measures), message)
         title = f"{self.label}, trained at {self.train_length:,} tokens"
         length = max((loss.length for loss in self.losses if loss.is_sure), default=None)
         if length is not None:
@@ -72,34 +68,34 @@ class Explanation:
 
 
 def tables_of(found: Explanation) -> list[Grid]:
-    """Return the causal table with the sentence below it, and what was measured by layer."""
-    return [_table_of_changes(found), *([_table_of_measures(found)] if found.measures else [])]
+    """Return the table of changes with the sentence below it, and the table of measures if there are any."""
+    tables = [_table_of_changes(found)]
+    if found.measures:
+        tables.append(_table_of_measures(found))
+    return tables
 
 
 def _table_of_changes(found: Explanation) -> Grid:
     """Return a row for each change and place: shares by length, and the cost at the training length."""
     known: dict[tuple[str, str], dict[int, Effect]] = {}
     for effect in found.effects:
-        known.setdefault((effect.change, str(effect.place)), {})[effect.length] = effect
-    lost_at = [loss.length for loss in found.losses if loss.is_sure]
+        by_length = known.setdefault((effect.change, str(effect.place)), {})
+        by_length[effect.length] = effect
     trained = found.train_length
-    columns = [Column("change", is_left=True), Column("layer", is_left=True), Column(f"at {trained:,}")]
-    columns += [Column(f"{length:,}") for length in found.lengths]
-    rows = [[Cell("lost"), Cell(), Cell(), *(_loss_cell(loss) for loss in found.losses)]]
-    missing: dict[str, dict[str, list[str]]] = {}
+    rows = [[Cell("lost"), Cell(), Cell(), *map(_loss_cell, found.losses)]]
+    missing: list[Missing] = []
+    first_lost = min((loss.length for loss in found.losses if loss.is_sure), default=0)
     for (change, place), by_length in known.items():
-        reason = next((by_length[length].reason for length in lost_at if length in by_length), "")
+        reason = by_length[first_lost].reason
         if reason:
-            missing.setdefault(reason, {}).setdefault(change, []).append(place)
+            missing.append((reason, change, place))
             continue
-        cost = by_length.get(trained)
-        cells = [_share_cell(by_length.get(length)) for length in found.lengths]
-        rows.append([Cell(change), Cell(place), _cost_cell(cost), *cells])
+        cost = _cost_cell(by_length.get(trained))
+        shares = [_share_cell(by_length.get(length)) for length in found.lengths]
+        rows.append([Cell(change), Cell(place), cost, *shares])
     notes = [f"{found.sentence}."]
-    if found.unlearned:
-        notes.insert(
-            0, f"warning: {found.label} {found.unlearned}, so its losses at longer lengths mean little"
-        )
+    if found.warning:
+        notes.insert(0, f"warning: {found.warning}")
     if known:
         notes.append(SHARES_NOTE)
         notes.append(f"at {trained:,}: {found.unit} that the change adds at the training length")
@@ -108,21 +104,33 @@ def _table_of_changes(found: Explanation) -> Grid:
     title = [
         f"{found.label}, trained at {trained:,} tokens",
         f"{seeds} seeds" if seeds > 1 else found.runs[0].name,
-        f"{found.targets:,} targets of {found.documents} documents",
-        f"lost in {found.unit}",
     ]
+    title.append(f"{found.targets:,} targets of {found.documents} documents")
+    title.append(f"lost in {found.unit}")
+    columns = _columns("change", f"at {trained:,}", *_headings(found.lengths))
     return Grid(columns, rows, title, notes=notes, keys=2).without_empty()
+
+
+def _columns(first: str, *lengths: str) -> list[Column]:
+    names = [Column(first, is_left=True), Column("layer", is_left=True)]
+    return [*names, *map(Column, lengths)]
+
+
+def _headings(lengths: Iterable[int]) -> list[str]:
+    return [f"{length:,}" for length in lengths]
 
 
 def _loss_cell(loss: Loss) -> Cell:
     if loss.lost is None:
         return Cell(MISSING)
-    return Cell(f"{loss.lost.mean:.3f}{_margin(loss.lost)}", mark="" if loss.is_sure else "?")
+    mark = "" if loss.is_sure else "?"
+    return Cell(f"{loss.lost.mean:.3f}{_half_width(loss.lost, '.2g')}", mark=mark)
 
 
-def _margin(interval: Interval) -> str:
-    half = (interval.high - interval.low) / 2
-    return f" ± {half:.2g}" if math.isfinite(half) else ""
+def _half_width(interval: Interval, form: str, factor: float = 1) -> str:
+    """Return ` ± ` and half the interval's width times a factor; empty for an infinite interval."""
+    half = factor * (interval.high - interval.low) / 2
+    return f" ± {half:{form}}" if math.isfinite(half) else ""
 
 
 def _cost_cell(effect: Effect | None) -> Cell:
@@ -135,71 +143,75 @@ def _share_cell(effect: Effect | None) -> Cell:
     if effect is None or effect.share is None:
         return Cell()
     share = effect.share
-    is_sure = share.low > 0 or share.high < 0
-    half = (share.high - share.low) / 2
-    margin = f" ± {100 * half:.0f}" if math.isfinite(half) else ""
-    return Cell(f"{percent(share.mean)}{margin} %", colour="" if is_sure else "dim")
+    text = f"{percent(share.mean)}{_half_width(share, '.0f', 100)} %"
+    return Cell(text, colour=_colour(share))
+
+
+def _colour(interval: Interval) -> str:
+    return "" if is_nonzero(interval) else "dim"
 
 
 def _table_of_measures(found: Explanation) -> Grid:
     """Return a row for each measure and layer: its mean at each length."""
     trained = found.train_length
-    lengths = list(dict.fromkeys(measure.length for measure in found.measures))
-    columns = [Column("measured", is_left=True), Column("layer", is_left=True)]
-    columns += [Column(f"{length:,}") for length in lengths]
-    by_row: dict[tuple[str, int], list[Quantity]] = {}
+    lengths = dict.fromkeys(measure.length for measure in found.measures)
+    by_row: dict[tuple[str, int], list[LayerMeasure]] = {}
     for measure in found.measures:
         by_row.setdefault((measure.name, measure.layer), []).append(measure)
     rows: list[list[Cell]] = []
-    missing: dict[str, dict[str, list[str]]] = {}
+    missing: list[Missing] = []
     for (name, layer), measures in by_row.items():
         reason = measures[0].reason
         if reason:
-            missing.setdefault(reason, {}).setdefault(name, []).append(str(layer))
+            missing.append((reason, name, str(layer)))
         else:
-            rows.append([Cell(name), Cell(str(layer)), *map(_quantity_cell, measures)])
+            cells = map(_measure_cell, measures)
+            rows.append([Cell(name), Cell(str(layer)), *cells])
     notes = [
         "means over heads and targets; what they describe need not be a cause",
         f"±: half the 95 % interval of the difference from {trained:,} tokens, query by query",
         *_missing_notes(missing),
     ]
+    columns = _columns("measured", *_headings(lengths))
     return Grid(columns, rows, ["what each layer reads"], notes=notes, keys=2)
 
 
-def _quantity_cell(quantity: Quantity) -> Cell:
-    if quantity.mean is None:
+def _measure_cell(measure: LayerMeasure) -> Cell:
+    if measure.mean is None:
         return Cell(MISSING)
-    change = quantity.change
-    text = _number(quantity.mean)
+    change = measure.change
+    text = _number(measure.mean)
     if change is None or math.isinf(change.high):
         return Cell(text)
-    is_sure = change.low > 0 or change.high < 0
-    half = (change.high - change.low) / 2
-    return Cell(f"{text} ± {_number(half)}", colour="" if is_sure else "dim")
+    half = _number((change.high - change.low) / 2)
+    return Cell(f"{text} ± {half}", colour=_colour(change))
 
 
 def _number(value: float) -> str:
-    """Return a number with three decimals, a large one with fewer."""
-    decimals = 3 if abs(value) < 10 else 1
-    return f"{value:,.{decimals}f}" if abs(value) < 100 else f"{value:,.0f}"
+    """Return a number with three decimals below 10, one below 100, and none above."""
+    size = abs(value)
+    if size >= 100:
+        return f"{value:,.0f}"
+    return f"{value:,.1f}" if size >= 10 else f"{value:,.3f}"
 
 
-def _missing_notes(missing: Mapping[str, Mapping[str, Sequence[str]]]) -> list[str]:
-    """Return a line for each reason: what has no meaning in which layers.
-
-    missing: by reason and name, the layers.
-    """
+def _missing_notes(missing: Sequence[Missing]) -> list[str]:
+    """Return a line for the names with the same reason in the same layers."""
+    layers: dict[str, dict[str, list[str]]] = {}  # by reason and name
+    for reason, name, layer in missing:
+        layers.setdefault(reason, {}).setdefault(name, []).append(layer)
     notes: list[str] = []
-    for reason, places_of in missing.items():
+    for reason, by_name in layers.items():
         names_in: dict[str, list[str]] = {}
-        for name, places in places_of.items():
-            names_in.setdefault(", ".join(places), []).append(name)
-        for places, names in names_in.items():
-            notes.append(f"n/a  {', '.join(names)}: {reason} (layer {places})")
+        for name, numbers in by_name.items():
+            names_in.setdefault(", ".join(numbers), []).append(name)
+        for numbers, names in names_in.items():
+            listed = ", ".join(names)
+            notes.append(f"n/a  {listed}: {reason} (layer {numbers})")
     return notes
 
 
-def rows_of(found: Explanation) -> Iterator[dict[str, Any]]:
+def _rows(found: Explanation) -> Iterator[dict[str, Any]]:
     """Yield a row for each loss, effect and measure, with the columns `COLUMNS`."""
     for loss in found.losses:
         yield _row(change="lost", length=loss.length, restored=loss.lost, reason=loss.reason)
@@ -229,11 +241,14 @@ def _row(**values: Any) -> dict[str, Any]:
     for name in ("restored", "share", "difference"):
         interval = values.get(name)
         if interval is not None:
-            row |= {name: interval.mean, f"{name}_low": interval.low, f"{name}_high": interval.high}
+            row[name] = interval.mean
+            row[f"{name}_low"] = interval.low
+            row[f"{name}_high"] = interval.high
     return row
 
 
-def csv_text(rows: Sequence[dict[str, Any]]) -> str:
+def csv_text(found: Explanation) -> str:
+    """Return the numbers as CSV: a row for each loss, effect and measure."""
     import pandas
 
-    return pandas.DataFrame(rows, columns=list(COLUMNS)).to_csv(index=False)
+    return pandas.DataFrame(_rows(found), columns=list(COLUMNS)).to_csv(index=False)

@@ -1,9 +1,9 @@
-r"""What can be measured in each layer: how far back the queries of the targets read, and how sharply.
+r"""The measures of a layer: how far back the queries of the targets read, and how sharply.
 
 These numbers describe; only the changes of `changes.py` show causes. Every length has the same
 targets, so that a number is compared with the same query's number at the training length L. A_ij is the
-weight that query i gives key j, z_ij the logit before the softmax, n_i how many keys the query sees. All are
-means over heads, then over targets:
+weight that query i gives key j, z_ij the logit before the softmax, n_i the number of keys that the query
+sees. All numbers are means over heads, then over targets:
 
 - entropy: -sum_j A_ij ln A_ij over ln n_i: 1 if all visible keys have the same weight. Weight that goes to no
   key (a null logit) counts as one more key.
@@ -13,7 +13,7 @@ means over heads, then over targets:
 - far mass: the weight of keys at distance L or more.
 - logit range: the largest logit minus the median of visible logits.
 - largest far: the share of queries whose largest logit is at distance L or more.
-- order kept: of two random keys within L tokens, how often their logits keep their order if the query is
+- order kept: the share of pairs of random keys within L tokens whose logits keep their order if the query is
   n - L positions later, at a length of n tokens.
 - energy in a band: the sum of |q_i^c| mean_j<=i |k_j^c| over the pairs of features c whose wavelengths, in
   training lengths, are in the band, divided by the sum over all features; the norms are before rotation.
@@ -25,7 +25,7 @@ means over heads, then over targets:
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import product
 
 import numpy as np
 import torch
@@ -36,171 +36,168 @@ from pe_bench.commands.explain.changes import (
     NO_POSITIONS,
     NO_SOFTMAX,
     NOT_TURNED,
-    OF_DISTANCES,
     band_text,
+    distance_reason,
+    is_in_band,
+    layout_of,
 )
-from pe_bench.commands.explain.observe import Seen, Watch
+from pe_bench.commands.explain.observe import Observer, QueryBlock
 from pe_bench.encodings.base import LayerEncoding
 from pe_bench.encodings.compose import leaves_of
 from pe_bench.encodings.recurrent.recurrence import State
 from pe_bench.encodings.rotary.rope import Layout, split_pairs
 from pe_bench.encodings.scalings.rope_scaling import rotation_at
-from pe_bench.model.attention.reference import logits, take
+from pe_bench.model.attention.reference import logits, select_tokens
 from pe_bench.report.statistics import Interval, paired_interval
 
 FIRST_TOKENS = 4
-PAIRS = 32  # of distances of keys
-OF_SOFTMAX = (
+PAIRS = 32  # of random keys, for each query
+SOFTMAX_NAMES = (
     *("entropy", "first token", "first four", "distance", "distance without first", "far mass"),
     *("logit range", "largest far"),
 )
-OF_STATES = ("half-life", "state norm")
+STATE_NAMES = ("half-life", "state norm")
 ORDER_KEPT = "order kept"
-EDGES = tuple(pairwise((0.0, *BANDS, math.inf)))  # of bands of wavelengths, in training lengths
-BAND_TEXTS = tuple(band_text(low, high) for low, high in EDGES)
-OF_BANDS = (*(f"energy {band}" for band in BAND_TEXTS), *(f"logit {band}" for band in BAND_TEXTS))
-NAMES = (*OF_SOFTMAX, ORDER_KEPT, *OF_BANDS, *OF_STATES)
+BAND_TEXTS = tuple(band_text(low, high) for low, high in BANDS)
+BAND_NAMES = tuple(f"{kind} {band}" for kind, band in product(("energy", "logit"), BAND_TEXTS))
+NAMES = (*SOFTMAX_NAMES, ORDER_KEPT, *BAND_NAMES, *STATE_NAMES)
+TargetValues = dict[tuple[int, str], np.ndarray]  # by layer and name, float64 [targets]
 
 
 @dataclass(frozen=True)
-class Quantity:
-    """A number measured in a layer at a length.
-
-    mean: over targets and heads. change: against the training length, query by query; None at the training
-    length. reason: why there is no number.
-    """
+class LayerMeasure:
+    """A number measured in a layer at a length."""
 
     name: str
     layer: int
     length: int
-    mean: float | None = None
-    change: Interval | None = None
-    reason: str = ""
+    mean: float | None = None  # over targets and heads
+    change: Interval | None = None  # from the training length, query by query; None at the training length
+    reason: str = ""  # why there is no number
 
 
-class Measuring(Watch):
-    """Collects the numbers of all queries of a plan's targets, by layer and name.
-
-    queries: the indices of the targets' queries. values: a tensor [B, queries] for each pass.
-    """
+class MeasureCollector(Observer):
+    """Measures the queries of a plan's targets in each layer. queries: their indices in a window."""
 
     def __init__(self, train_length: int, length: int, queries: range) -> None:
         super().__init__(queries, max(0, length - train_length))
         self.train_length = train_length
-        self.values: dict[tuple[int, str], list[Tensor]] = {}
+        self.values: dict[tuple[int, str], list[Tensor]] = {}  # [B, queries] for each pass
 
-    def softmax(self, number: int, blocks: Iterator[Seen]) -> None:
-        of_blocks = [measured(block, self.train_length) for block in blocks]
-        for name in of_blocks[0]:
-            self._add(number, name, torch.cat([values[name] for values in of_blocks], -1))
+    def softmax(self, number: int, blocks: Iterator[QueryBlock]) -> None:
+        measured = [block_measures(block, self.train_length) for block in blocks]
+        for name in measured[0]:
+            values = torch.cat([block[name] for block in measured], -1)
+            self._add(number, name, values)
 
     def recurrent(self, number: int, state: State) -> None:
-        decays = -state.log_decay[:, :, self.queries.start : self.queries.stop].double()
-        half_lives = (math.log(2) / decays).permute(0, 2, 1, 3).flatten(2).median(-1).values
-        norm = state.last.double().square().sum((-2, -1)).sqrt().mean(-1, keepdim=True)
+        queries = slice(self.queries.start, self.queries.stop)
+        decays = -state.log_decay[:, :, queries].double()  # [B, H, queries, features]
+        by_query = (math.log(2) / decays).transpose(1, 2).flatten(2)
+        half_lives = by_query.median(-1).values
+        norms = state.last.double().square().sum((-2, -1)).sqrt()
+        norm = norms.mean(-1, keepdim=True)
         self._add(number, "half-life", half_lives)
         self._add(number, "state norm", norm.expand_as(half_lives))
 
     def _add(self, number: int, name: str, values: Tensor) -> None:
         self.values.setdefault((number, name), []).append(values.cpu())
 
-    def of_targets(self, targets: int) -> dict[tuple[int, str], np.ndarray]:
-        """Return the number of each target, float64 [targets], in the order of the plan."""
-        found: dict[tuple[int, str], np.ndarray] = {}
+    def target_values(self, targets: int) -> TargetValues:
+        """Return the measures of all targets, in the order of the plan. targets: the number of targets."""
+        found: TargetValues = {}
         for key, passes in self.values.items():
-            values = torch.cat([values_of_pass.flatten() for values_of_pass in passes]).double().numpy()
+            values = torch.cat([values.flatten() for values in passes])
             assert len(values) == targets, "every pass shows the queries of its targets alone"
-            found[key] = values
+            found[key] = values.double().numpy()
         return found
 
 
-def measured(seen: Seen, train_length: int) -> dict[str, Tensor]:
-    """Return the numbers of a block's queries [B, Q] by name."""
-    distance = (seen.queries.index.unsqueeze(-1) - seen.keys.index).clamp(min=0)
-    weights = seen.weights
-    masked = seen.masked
+def block_measures(block: QueryBlock, train_length: int) -> dict[str, Tensor]:
+    """Return the measures of a block's queries, means over heads, [B, Q] by name."""
+    distance = block.queries.index.unsqueeze(-1) - block.keys.index
+    distance = distance.clamp(min=0)
+    weights = block.weights
+    masked = block.masked
     is_far = distance >= train_length
     largest = masked.argmax(-1, keepdim=True)
-    after_first = slice(FIRST_TOKENS, None)
+    later_weights = weights[..., FIRST_TOKENS:]
     found = {
-        "entropy": normalised_entropy(weights, seen.visible),
+        "entropy": normalised_entropy(weights, block.visible),
         "first token": weights[..., 0],
         "first four": weights[..., :FIRST_TOKENS].sum(-1),
         "distance": mean_distance(weights, distance),
-        "distance without first": mean_distance(weights[..., after_first], distance[..., after_first]),
+        "distance without first": mean_distance(later_weights, distance[..., FIRST_TOKENS:]),
     }
     found["far mass"] = (weights * is_far).sum(-1)
     found["logit range"] = masked.amax(-1) - median_of_visible(masked)
-    found["largest far"] = is_far.expand(masked.shape).gather(-1, largest)[..., 0]
-    if reads_distances(seen.layer):
-        found[ORDER_KEPT] = order_kept(seen, train_length)
-    found |= band_numbers(seen, weights, train_length)
+    found["largest far"] = is_far.expand(masked.shape).gather(-1, largest).squeeze(-1)
+    if not distance_reason(block.layer):
+        found[ORDER_KEPT] = order_kept(block, train_length)
+    found |= band_measures(block, weights, train_length)
     return {name: values.double().mean(1) for name, values in found.items()}
 
 
 def normalised_entropy(weights: Tensor, visible: Tensor) -> Tensor:
-    """Return the entropy of weights [B, H, Q, N] over the logarithm of the visible keys, [B, H, Q]."""
+    """Return the entropy [B, H, Q] of weights [B, H, Q, N] over ln of the number of visible keys."""
     rest = (1 - weights.sum(-1)).clamp(min=0)
-    entropy = -(weights.xlogy(weights).sum(-1) + rest.xlogy(rest))
-    return entropy / visible.sum(-1).clamp(min=2).log()
+    entropy = -weights.xlogy(weights).sum(-1) - rest.xlogy(rest)
+    count = visible.sum(-1).clamp(min=2)
+    return entropy / count.log()
 
 
 def mean_distance(weights: Tensor, distance: Tensor) -> Tensor:
     """Return the mean distance [B, H, Q] by weights [B, H, Q, N] that need not add up to 1."""
-    return (weights * distance).sum(-1) / weights.sum(-1).clamp(min=1e-30)
+    total = weights.sum(-1).clamp(min=1e-30)
+    return (weights * distance).sum(-1) / total
 
 
 def median_of_visible(masked: Tensor) -> Tensor:
     """Return the median [B, H, Q] of logits [B, H, Q, N], of which hidden keys have minus infinity."""
-    return masked.masked_fill(masked == float("-inf"), math.nan).nanmedian(-1).values
+    visible = masked.masked_fill(masked == float("-inf"), math.nan)
+    return visible.nanmedian(-1).values
 
 
-def reads_distances(layer: LayerEncoding) -> bool:
-    """Return whether a layer's logits depend on positions, through their differences alone."""
-    acting = [leaf for leaf in leaves_of(layer) if leaf.overrides(*OF_DISTANCES)]
-    return bool(acting) and all(
-        "shift_invariant" in leaf.claims and leaf.family != "content" for leaf in acting
-    )
-
-
-def order_kept(seen: Seen, train_length: int) -> Tensor:
+def order_kept(block: QueryBlock, train_length: int) -> Tensor:
     """Return the share [B, H, Q] of pairs of near keys whose order stays when the query moves away."""
-    if seen.far_queries is None:
-        return torch.ones(seen.logits.shape[:-1])
-    count = len(seen.keys.index)
-    first = max(0, int(seen.queries.index[0]) - train_length + 1)
-    moved, _ = logits(seen.layer, seen.far_queries, take(seen.keys, range(first, count)), seen.scale)
-    near = seen.logits[..., first:]
+    if block.far_queries is None:
+        return torch.ones(block.logits.shape[:-1])
+    count = len(block.keys.index)
+    first = max(0, int(block.queries.index[0]) - train_length + 1)
+    near_keys = select_tokens(block.keys, range(first, count))
+    near = block.logits[..., first:]
+    far, _ = logits(block.layer, block.far_queries, near_keys, block.scale)
     generator = torch.Generator().manual_seed(train_length)
-    one = torch.randint(train_length, (PAIRS,), generator=generator)
-    other = (one + torch.randint(1, train_length, (PAIRS,), generator=generator)) % train_length
+    distance = torch.randint(train_length, (PAIRS,), generator=generator)
+    step = torch.randint(1, train_length, (PAIRS,), generator=generator)
+    places: list[Tensor] = []
+    for back in (distance, (distance + step) % train_length):
+        place = block.queries.index.unsqueeze(-1) - back.to(near.device) - first
+        places.append(place.clamp(min=0).expand(*near.shape[:-1], PAIRS))
     orders: list[Tensor] = []
-    for scores in (near, moved.expand_as(near)):
-        of_pair: list[Tensor] = []
-        for distance in (one, other):
-            place = seen.queries.index.unsqueeze(-1) - distance.to(scores.device) - first
-            of_pair.append(scores.gather(-1, place.clamp(min=0).expand(*scores.shape[:-1], PAIRS)))
-        orders.append((of_pair[0] - of_pair[1]).sign())
-    return (orders[0] == orders[1]).double().mean(-1)
+    for scores in (near, far.expand_as(near)):
+        one, other = (scores.gather(-1, place) for place in places)
+        orders.append((one - other).sign())
+    return torch.eq(*orders).double().mean(-1)
 
 
-def band_numbers(seen: Seen, weights: Tensor, train_length: int) -> dict[str, Tensor]:
-    """Return energies and logits in bands of wavelengths, [B, H, Q]; nothing where no pair is rotated."""
-    found = rotation_of(seen.layer, len(seen.keys.index))
+def band_measures(block: QueryBlock, weights: Tensor, train_length: int) -> dict[str, Tensor]:
+    """Return energies and logits in bands of wavelengths, [B, H, Q]; empty where no pair is rotated."""
+    found = rotation_of(block.layer, len(block.keys.index))
     if found is None:
         return {}
     frequencies, layout = found
-    energy = _energies(seen, len(frequencies), layout)
-    read = weights @ seen.keys.x.to(weights.dtype)  # the mean key that each query reads
-    first, second = split_pairs((seen.queries.x * read)[..., : 2 * len(frequencies)], layout)
-    added = (first + second) * seen.scale
-    lengths = 2 * math.pi / frequencies / train_length
-    numbers: dict[str, Tensor] = {}
-    for (low, high), band in zip(EDGES, BAND_TEXTS, strict=True):
-        is_in = (lengths > low) & (lengths <= high) & (frequencies > 0)
-        numbers[f"energy {band}"] = energy[..., is_in].sum(-1)
-        numbers[f"logit {band}"] = added[..., is_in].sum(-1)
-    return numbers
+    energy = _energies(block, len(frequencies), layout)
+    read = weights @ block.keys.x.to(weights.dtype)  # the mean key that each query reads
+    rotated = 2 * len(frequencies)  # features
+    first, second = split_pairs((block.queries.x * read)[..., :rotated], layout)
+    added = (first + second) * block.scale
+    measures: dict[str, Tensor] = {}
+    for (low, high), band in zip(BANDS, BAND_TEXTS, strict=True):
+        is_in = is_in_band(frequencies, low * train_length, high * train_length)
+        measures[f"energy {band}"] = energy[..., is_in].sum(-1)
+        measures[f"logit {band}"] = added[..., is_in].sum(-1)
+    return measures
 
 
 def rotation_of(layer: LayerEncoding, length: int) -> tuple[Tensor, Layout] | None:
@@ -208,78 +205,72 @@ def rotation_of(layer: LayerEncoding, length: int) -> tuple[Tensor, Layout] | No
     for leaf in leaves_of(layer):
         rotation = rotation_at(leaf, length)
         if rotation is not None:
-            layout: Layout = getattr(leaf, "layout", "half")
-            return rotation.frequencies, layout
+            return rotation.frequencies, layout_of(leaf)
     return None
 
 
-def _energies(seen: Seen, pairs: int, layout: Layout) -> Tensor:
+def _energies(block: QueryBlock, pairs: int, layout: Layout) -> Tensor:
     """Return the share [B, H, Q, pairs] of each pair in the energy of all features."""
-    query_pairs, query_rest = _norms(seen.queries.raw, pairs, layout)
+    query_norms = _norms(block.queries.raw, pairs, layout)
     # Means over the keys up to each query.
-    key_pairs, key_rest = (
-        _running_means(norms)[..., seen.queries.index, :] for norms in _norms(seen.keys.raw, pairs, layout)
-    )
-    energy = query_pairs * key_pairs
-    total = energy.sum(-1, keepdim=True) + query_rest * key_rest
-    return energy / total
+    key_norms = _running_means(_norms(block.keys.raw, pairs, layout))[..., block.queries.index, :]
+    energy = query_norms * key_norms
+    return energy[..., :pairs] / energy.sum(-1, keepdim=True)
 
 
-def _norms(x: Tensor, pairs: int, layout: Layout) -> tuple[Tensor, Tensor]:
-    """Return the norms of the pairs [.., n, pairs] of x [.., n, K], and of all other features [.., n, 1]."""
-    first, second = split_pairs(x[..., : 2 * pairs].float(), layout)
-    return torch.hypot(first, second), x[..., 2 * pairs :].float().norm(dim=-1, keepdim=True)
+def _norms(x: Tensor, pairs: int, layout: Layout) -> Tensor:
+    """Return the norms of the pairs of x [.., n, K], then of all other features: [.., n, pairs + 1]."""
+    rotated, rest = x.float().tensor_split([2 * pairs], -1)
+    norms = torch.hypot(*split_pairs(rotated, layout))
+    return torch.cat([norms, rest.norm(dim=-1, keepdim=True)], -1)
 
 
 def _running_means(x: Tensor) -> Tensor:
-    """Return the means of x [.., n, K] over the tokens up to each."""
-    counts = torch.arange(1, x.shape[-2] + 1, device=x.device)
+    """Return the mean of x [.., n, K] over the tokens up to each token."""
+    tokens = x.shape[-2]
+    counts = torch.arange(1, tokens + 1, device=x.device)
     return x.double().cumsum(-2) / counts.unsqueeze(-1)
 
 
-def why_missing(layer: LayerEncoding, name: str) -> str:
-    """Return why a layer has no such number; empty for the numbers of another kind of layer."""
-    if name in OF_SOFTMAX:
+def missing_reason(layer: LayerEncoding, name: str) -> str:
+    """Return why a layer has no measure of this name; empty for a measure of another kind of layer."""
+    if name in SOFTMAX_NAMES:
         return NO_SOFTMAX
-    if name in OF_STATES or layer.overrides("attend"):
+    if name in STATE_NAMES or layer.overrides("attend"):
         return ""
-    return NOT_TURNED if name in OF_BANDS else NO_POSITIONS
+    return NOT_TURNED if name in BAND_NAMES else NO_POSITIONS
 
 
-def measures_of(
-    values: dict[int, list[dict[tuple[int, str], np.ndarray]]],
+def layer_measures(
+    values: dict[int, list[TargetValues]],
     clusters: np.ndarray,
     layers: list[LayerEncoding],
     train_length: int,
-) -> list[Quantity]:
+) -> list[LayerMeasure]:
     """Return the measures of all layers at all lengths.
 
-    values: by length, for each seed, the numbers of the targets. clusters: the document of each target, or
-    its part of a document, int64 [targets].
+    values: by length, the measures of each seed. clusters: the document of each target, or its part of a
+    document, int64 [targets].
     """
-    found: list[Quantity] = []
+    found: list[LayerMeasure] = []
     for name in NAMES:
         for number, layer in enumerate(layers):
             key = (number, name)
             if key not in values[train_length][0]:
-                reason = why_missing(layer, name)
-                found += [Quantity(name, number, length, reason=reason) for length in values if reason]
+                reason = missing_reason(layer, name)
+                found += [LayerMeasure(name, number, length, reason=reason) for length in values if reason]
                 continue
-            means = {length: _by_cluster(of_seeds, key, clusters) for length, of_seeds in values.items()}
-            within = means[train_length]
-            for length, beyond in means.items():
+            within = _cluster_means(values[train_length], key, clusters)
+            for length, seeds in values.items():
+                beyond = _cluster_means(seeds, key, clusters)
                 change = None if length == train_length else paired_interval(beyond - within)
-                found.append(Quantity(name, number, length, float(beyond.mean()), change))
+                found.append(LayerMeasure(name, number, length, float(beyond.mean()), change))
     return found
 
 
-def _by_cluster(
-    of_seeds: list[dict[tuple[int, str], np.ndarray]], key: tuple[int, str], clusters: np.ndarray
-) -> np.ndarray:
-    """Return the means by seed and cluster, float64 [seeds, clusters]."""
+def _cluster_means(seeds: list[TargetValues], key: tuple[int, str], clusters: np.ndarray) -> np.ndarray:
+    """Return the mean of one measure by seed and cluster, float64 [seeds, clusters]."""
     counts = np.bincount(clusters)
     is_there = counts > 0
-    means: list[np.ndarray] = []
-    for of_seed in of_seeds:
-        means.append(np.bincount(clusters, weights=of_seed[key])[is_there] / counts[is_there])
-    return np.stack(means)
+    sums = [np.bincount(clusters, weights=values[key]) for values in seeds]
+    return (np.stack(sums) / counts.clip(1))[:, is_there]

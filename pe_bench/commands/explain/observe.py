@@ -1,4 +1,4 @@
-"""Watch a model's layers during a pass: the logits and weights of its targets' queries, block by block."""
+"""Observe a model's layers during a pass: the logits and weights of its targets' queries, block by block."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -8,26 +8,24 @@ import torch
 from torch import Tensor
 
 from pe_bench.encodings.base import LayerEncoding, Side
-from pe_bench.encodings.compose import Around, leaves_of, stack
+from pe_bench.encodings.compose import Wrapper, leaves_of, stack
 from pe_bench.encodings.recurrent.recurrence import Recurrent, State
-from pe_bench.model.attention.reference import REFERENCE_ELEMENTS, logits, take, weigh
+from pe_bench.model.attention.reference import REFERENCE_ELEMENTS, attention_weights, logits, select_tokens
 from pe_bench.model.decoder import LanguageModel
 from pe_bench.scoring.protocols import Plan
 
 
-class Seen(NamedTuple):
-    """A block of queries of one layer, and the keys up to the last query.
-
-    logits: before the mask, [B, H, Q, N]. visible: [Q, N] or [H, Q, N]. far_queries: the same queries at
-    positions that are `Watch.shift` later, if they can be moved.
-    """
+class QueryBlock(NamedTuple):
+    """A block of queries of one layer, and the keys up to the last query."""
 
     layer: LayerEncoding
-    logits: Tensor
-    visible: Tensor
+    logits: Tensor  # before the mask, [B, H, Q, N]
+    visible: Tensor  # [Q, N] or [H, Q, N]
     queries: Side
     keys: Side
-    far_queries: Side | None
+    far_queries: (
+        Side | None
+    )  # the queries at positions that are `Observer.shift` later; None for a shift of 0
 
     @property
     def scale(self) -> float:
@@ -40,85 +38,88 @@ class Seen(NamedTuple):
 
     @property
     def weights(self) -> Tensor:
-        """Return the weights [B, H, Q, N], which sum to less than 1 where there is a null logit."""
-        return weigh(self.layer, self.logits, self.visible, self.queries)
+        """Return the weights [B, H, Q, N], which sum to less than 1 in a layer with a null logit."""
+        return attention_weights(self.layer, self.logits, self.visible, self.queries)
 
 
-class Watch:
-    """What is to be done with each layer in each pass.
+class Observer:
+    """Gets the logits or the state of each layer in each pass.
 
-    queries: the indices of the watched queries. shift: by how many positions queries are moved away from the
-    keys for `Seen.far_queries`.
+    queries: the indices of the observed queries. shift: the number of positions by which
+    `QueryBlock.far_queries` are further from the keys.
     """
 
     def __init__(self, queries: range, shift: int = 0) -> None:
         self.queries, self.shift = queries, shift
 
-    def softmax(self, number: int, blocks: Iterator[Seen]) -> None:
-        """Get the logits of layer `number`, as blocks of queries in rising order, each with all its keys."""
+    def softmax(self, number: int, blocks: Iterator[QueryBlock]) -> None:
+        """Get the logits of layer `number`. blocks: of queries, in rising order, each with all its keys."""
 
     def recurrent(self, number: int, state: State) -> None:
-        """Get the states that a pass leaves in layer `number`, a layer without softmax."""
+        """Get the state that a pass leaves in layer `number`, a layer without softmax."""
 
 
-class Observed(Around):
-    """A layer with unchanged output that also passes its logits, or its states, to a `Watch`."""
+class ObservedLayer(Wrapper):
+    """A layer with unchanged output that also passes its logits, or its state, to an `Observer`."""
 
-    def __init__(self, parts: Sequence[LayerEncoding], number: int, watch: Watch) -> None:
+    def __init__(self, parts: Sequence[LayerEncoding], number: int, observer: Observer) -> None:
         super().__init__(parts)
-        self.number, self.watch = number, watch
+        self.number, self.observer = number, observer
 
     def rewrap(self, parts: Sequence[LayerEncoding]) -> Self:
-        return type(self)(parts, self.number, self.watch)
+        return type(self)(parts, self.number, self.observer)
 
     def transform(self, queries: Side, keys: Side) -> tuple[Tensor, Tensor]:
         turned_q, turned_k = super().transform(queries, keys)
         far = None
-        if self.watch.shift:
-            moved = queries._replace(position=queries.position + self.watch.shift)
-            far = moved._replace(x=super().transform(moved, keys)[0])
-        self.watch.softmax(
-            self.number, self._blocks(queries._replace(x=turned_q), keys._replace(x=turned_k), far)
-        )
+        if self.observer.shift:
+            moved = queries._replace(position=queries.position + self.observer.shift)
+            far_q, _ = super().transform(moved, keys)
+            far = moved._replace(x=far_q)
+        blocks = self._blocks(queries._replace(x=turned_q), keys._replace(x=turned_k), far)
+        self.observer.softmax(self.number, blocks)
         return turned_q, turned_k
 
-    def _blocks(self, queries: Side, keys: Side, far: Side | None) -> Iterator[Seen]:
+    def _blocks(self, queries: Side, keys: Side, far: Side | None) -> Iterator[QueryBlock]:
         layer = stack(self.parts)
         before = len(keys.index) - len(queries.index)  # tokens without a query
         scale = 1 / math.sqrt(queries.raw.shape[-1])
-        size = max(1, REFERENCE_ELEMENTS // (queries.x.shape[0] * queries.x.shape[1] * len(keys.index)))
-        for start in range(self.watch.queries.start, self.watch.queries.stop, size):
-            stop = min(start + size, self.watch.queries.stop)
+        batch, heads = queries.x.shape[:2]
+        size = max(1, REFERENCE_ELEMENTS // (batch * heads * len(keys.index)))
+        for start in range(self.observer.queries.start, self.observer.queries.stop, size):
+            stop = min(start + size, self.observer.queries.stop)
             rows = range(start - before, stop - before)
-            asking = take(queries, rows)
-            seen = take(keys, range(stop))
+            asking = select_tokens(queries, rows)
+            seen = select_tokens(keys, range(stop))
             scores, visible = logits(layer, asking, seen, scale)
             shape = (*scores.shape[:-2], len(rows), stop)
-            moved = None if far is None else take(far, rows)
-            yield Seen(layer, scores.expand(shape), visible, asking, seen, moved)
+            moved = None if far is None else select_tokens(far, rows)
+            yield QueryBlock(layer, scores.expand(shape), visible, asking, seen, moved)
 
     def attend_chunked(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         layer = self._owner("attend")
         if isinstance(layer, Recurrent):
-            self.watch.recurrent(self.number, layer.state_after(x, q, k, v))
+            self.observer.recurrent(self.number, layer.state_after(x, q, k, v))
         return super().attend_chunked(x, q, k, v)
 
     def overrides(self, *hooks: str) -> bool:
         return "transform" in hooks or super().overrides(*hooks)
 
 
-def queries_of(plan: Plan) -> range:
-    """Return the indices of the queries whose next token is a target, in each window of a plan."""
+def target_queries(plan: Plan) -> range:
+    """Return the indices of the queries before a target, the same in each window of the plan."""
     window = plan.windows[0]
     return range(window.first, window.first + window.targets)
 
 
-def watched(model: LanguageModel, watch: Watch, numbers: Sequence[int] | None = None) -> LanguageModel:
-    """Return the model with layers that show themselves to `watch`. numbers: of the layers; None: all."""
+def observed_model(
+    model: LanguageModel, observer: Observer, numbers: Sequence[int] | None = None
+) -> LanguageModel:
+    """Return the same model with an observer of its layers. numbers: of the layers; None: all layers."""
     chosen = range(model.n_layers) if numbers is None else numbers
     layers: dict[int, LayerEncoding] = {}
     for number in chosen:
-        layers[number] = Observed(leaves_of(model.layer(number)), number, watch)
+        layers[number] = ObservedLayer(leaves_of(model.layer(number)), number, observer)
     return model.changed(layers, {})
 
 
@@ -129,6 +130,8 @@ def entropies(logits: Tensor, factor: float = 1.0, null: Tensor | None = None) -
     """
     scaled = logits * factor
     if null is not None:
-        scaled = torch.cat([scaled, null.expand(*scaled.shape[:-1], 1)], -1)
+        null = null.expand(*scaled.shape[:-1], 1)
+        scaled = torch.cat([scaled, null], -1)
     logs = scaled.log_softmax(-1)
-    return -(logs.exp() * logs.masked_fill(logs == float("-inf"), 0)).sum(-1)
+    finite = logs.masked_fill(logs == float("-inf"), 0)
+    return -(logs.exp() * finite).sum(-1)

@@ -173,7 +173,7 @@ class Measurements:
     def _of_slice(self, changes: Sequence[Pair], part: str) -> list[Pair]:
         """Return the changes on a slice of their targets, without those of rows that lack the slice."""
         row_of = {}
-        for row in self._runs.of_slice(list(chain.from_iterable(changes)), part):
+        for row in self._runs.slice_rows(list(chain.from_iterable(changes)), part):
             row_of[row.run, row.length] = row
         sliced = []
         for row, first in changes:

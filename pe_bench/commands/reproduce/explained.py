@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from pe_bench.commands.explain.explain import explain_runs
-from pe_bench.commands.explain.explanation import Explanation, csv_text, rows_of
+from pe_bench.commands.explain.explanation import Explanation, csv_text
 from pe_bench.commands.reproduce.pieces import Piece, StoredPieces
 from pe_bench.commands.reproduce.runs import StudyRuns
 from pe_bench.commands.reproduce.study import Step
@@ -27,7 +27,7 @@ def explain_piece(runs: StudyRuns, piece: Piece, folder: Path) -> None:
     found = explain(runs, trained)
     numbers, tables = _files(piece, folder)
     numbers.parent.mkdir(parents=True, exist_ok=True)
-    write_text(numbers, csv_text(list(rows_of(found))))
+    write_text(numbers, csv_text(found))
     write_text(tables, str(found))
 
 

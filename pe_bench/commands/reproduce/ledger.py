@@ -170,12 +170,13 @@ def is_tested_by(claim: LedgerClaim, study: Study, sweep: Sweep, own: Study | No
     """Return whether a sweep trains a claim's encodings as the claim means them, at its lengths.
 
     A claim between two sweeps, a later stage, a Hugging Face model and a prediction are tested only by their
-    own sweep. own: the study that the claim names.
+    own sweep. A sweep with options for its encodings or with another tokenizer tests only the claims that
+    name it. own: the study that the claim names.
     """
     if not claim.of or claim.than_sweep or claim.rule:
         return False
-    has_own_options = any(text.startswith(("encoding.", "modifier")) for text in sweep.overrides)
-    if has_own_options or sweep.source or sweep.checkpoint:
+    differs = any(text.startswith(("encoding.", "modifier", "tokenizer=")) for text in sweep.overrides)
+    if differs or sweep.source or sweep.checkpoint:
         return False
     tasks = {""}
     if own is not None:

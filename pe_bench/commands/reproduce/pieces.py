@@ -25,7 +25,7 @@ from pe_bench.runs.untrusted import read_json
 from pe_bench.system.files import write_json
 from pe_bench.values import check_type
 
-# The columns that must be equal in two rows of one study's data, protocol and length.
+# The columns that must be equal in two rows of a study whose `_place` is the same.
 ALIKE = {"data_hash": "text", "target_hash": "targets"}
 
 
@@ -192,14 +192,19 @@ class StoredPieces:
             there = minor_version(stored[0].torch)
             message = f"{piece} was made with PyTorch {here}, what is stored with {there}"
             require(here == there, f"{message}: store the pieces of a study with one version of PyTorch")
-        row_at = {(row.data, row.protocol, row.length): row for row in stored}
+        row_at = {_place(row): row for row in stored}
         for row in rows:
-            other = row_at.get((row.data, row.protocol, row.length), row)
+            other = row_at.get(_place(row), row)
             for column, quantity in ALIKE.items():
                 here = getattr(row, column)
                 there = getattr(other, column)
                 another = f"{piece} has another {quantity} at {row.length}"
                 require(here == there, f"{another} ({here}) than what is stored ({there})")
+
+
+def _place(row: Row) -> tuple[object, ...]:
+    """Return the text, tokenizer, protocol and length of a row, which decide its targets."""
+    return row.data, row.tokenizer, row.protocol, row.length
 
 
 def _runs_of_fewer_seeds(piece: Piece, stored: Sequence[Piece]) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
 """The jobs of a sweep: each in a child process, which writes its state to a small file of the sweep's folder.
 
-Files, because a launcher may run the jobs in processes of its own, or on other machines. What a job raises,
-and what kills it, ends nothing else.
+Files, because a launcher may run the jobs in processes of its own, or on other machines. An error or a signal
+that ends a job ends no other process.
 """
 
 import atexit
@@ -44,40 +44,38 @@ class JobState:
     """The state of one job of a sweep."""
 
     number: int
-    label: str  # the overrides that make it another than the rest of its sweep
+    label: str  # the overrides in which it differs from other jobs of its sweep
     state: str = RUNNING
-    run: str | None = None  # its directory, once it is known
-    text: str = ""  # its step, or what it scores or waits for; in the end why it failed or stopped
-    has_worked: bool = False  # it trained or scored anything itself
+    run: str | None = None  # its folder, once it is known
+    text: str = ""  # its progress; at the end, why it failed or stopped
+    has_worked: bool = False  # it trained or scored itself
     share: float = 0.0  # of its training or its scoring
-    seconds: float = 0.0  # that it took
-    expected: float = 0.0  # seconds that it takes, by its first work; 0 where that is not known
-    cores: int = 0  # that it uses; 0 for a GPU
+    seconds: float = 0.0  # duration
+    expected: float = 0.0  # seconds that it takes, by its first work; 0 if unknown
+    cores: int = 0  # in use; 0 for a GPU
     margin: float = 0.0  # bits per byte, for the table at the end of the sweep
-    target_hashes: Sequence[str] = ()  # of the sets that it scored, for that table
-    keys: Sequence[Sequence[str]] = ()  # of the rows that it scored or found scored
+    target_hashes: Sequence[str] = ()  # of the scored target sets, for this table
+    keys: Sequence[Sequence[str]] = ()  # of its scored rows
 
     @property
     def is_at_work(self) -> bool:
-        """Return whether it trains, scores or waits for another process, rather than checking its values."""
+        """Return whether it trains, scores or waits for another process; before, it checks its values."""
         return self.state == RUNNING and self.text != ""
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """A sweep, whose jobs and the command that launched them communicate through its folder.
-
-    jobs: how many it has. work, variables, process: the command's folder, environment, id.
-    """
+    """A sweep: its folder, through which its jobs and the command communicate."""
 
     path: Path
-    jobs: int = 1
-    work: Path = field(default_factory=Path.cwd)
+    jobs: int = 1  # number
+    # Of the command that launched the sweep.
+    work: Path = field(default_factory=Path.cwd)  # its folder
     variables: Mapping[str, str] = field(default_factory=signals.own_variables)
-    process: int = field(default_factory=os.getpid)
+    process: int = field(default_factory=os.getpid)  # id
 
     def write(self, state: JobState) -> None:
-        """Write a job's state if that is possible: without it only the display suffers."""
+        """Write a job's state; an error of writing is ignored, because only the display needs the state."""
         target = self.file(state.number, "json")
         temporary = target.with_name(f"{TEMPORARY}{os.getpid()}-{target.name}")
         with suppress(OSError):
@@ -95,8 +93,11 @@ class Sweep:
         return states
 
     def latest(self, state: JobState) -> JobState:
-        """Return the state of a job that was written last."""
-        return next((written for written in self.states() if written.number == state.number), state)
+        """Return the last written state of a job, or the given state if none was written."""
+        for written in self.states():
+            if written.number == state.number:
+                return written
+        return state
 
     def write_job(self, number: int, job: Planned) -> None:
         """Write a job for the process that will run it, as a file that a person can read."""
@@ -115,22 +116,24 @@ class Sweep:
     def file(self, number: int, suffix: str) -> Path:
         """Return a job's file.
 
-        yaml: what it is. json: its state. log: its output. stop: has it save and end.
+        suffix: yaml for its configuration, json for its state, log for its output, stop to make it save and
+        end.
         """
         return self.path / "jobs" / f"{number:04}.{suffix}"
 
     def ask_to_stop(self) -> None:
-        """Have the jobs that run save and end, and no other begin."""
+        """Make the running jobs save and end, and let no other job begin."""
         self.path.mkdir(parents=True, exist_ok=True)
         (self.path / "stop").touch()
 
     @property
     def is_stopped(self) -> bool:
+        """Return whether `ask_to_stop` was called."""
         return (self.path / "stop").exists()
 
 
 def run_job(sweep: Sweep, number: int) -> None:
-    """Run the job of a number, in this process or in a launcher's own one, maybe elsewhere."""
+    """Run the job of a number; a launcher may call this in another process or on another machine."""
     try:
         job = sweep.read_job(number)
     except Exception as error:
@@ -140,9 +143,9 @@ def run_job(sweep: Sweep, number: int) -> None:
 
 
 def run_in_child(state: JobState, sweep: Sweep, config: Config) -> None:
-    """Run a job in a child process, and write how it ended; do nothing where the sweep was stopped before.
+    """Run a job in a child process, and write its last state; do nothing in a stopped sweep.
 
-    A launcher calls this in a process that has no other work and that the child does not outlive.
+    A launcher calls this in a process without other work, which ends after the child.
     """
     if sweep.is_stopped:
         return
@@ -175,11 +178,11 @@ def run_in_child(state: JobState, sweep: Sweep, config: Config) -> None:
 
 @contextmanager
 def _let_child_save(child: Any, stop: Path) -> Iterator[None]:
-    """Inside, a signal to a launcher's worker makes its child save first, by creating the file `stop`.
+    """Within the context, a signal to a launcher's worker first makes its child save, by the file `stop`.
 
-    Only then the signal has its usual effect: Submitit puts a job back into the queue at the scheduler's
-    signal. Signals of a terminal are ignored here, because the command gets them too and stops the sweep. A
-    file asks the child, because it may not handle signals yet.
+    Then the signal has its usual effect: Submitit puts a job back into the queue at the scheduler's signal.
+    Signals of a terminal are ignored here, because the command gets them too and stops the sweep. A file is
+    used because the child may not handle signals yet.
     """
     before: dict[int, Any] = {number: signal.getsignal(number) for number in FROM_OTHERS}
 
@@ -195,7 +198,7 @@ def _let_child_save(child: Any, stop: Path) -> Iterator[None]:
 
 
 def _after_crash(sweep: Sweep, last: JobState, code: int) -> JobState:
-    """Return the state of a job whose process was killed or crashed, or could not write how it ended."""
+    """Return the state of a job whose process was killed, crashed, or could not write its last state."""
     if code == 0:
         return replace(last, state=DONE)
     if sweep.is_stopped:
@@ -215,7 +218,7 @@ def _after_crash(sweep: Sweep, last: JobState, code: int) -> JobState:
 
 
 class JobProgress:
-    """The progress of a job, written to its file in place of being shown."""
+    """A progress bar that writes a job's progress to its state file."""
 
     def __init__(self, sweep: Sweep, state: JobState):
         self.sweep = sweep
@@ -225,7 +228,7 @@ class JobProgress:
 
     @contextmanager
     def bar(self, name: str, total: int) -> Iterator[Self]:
-        """Be the bar of one part of the job: of its training, or of its scoring."""
+        """Begin a part of the job, its training or its scoring, with progress up to `total`."""
         self.total = max(1, total)
         yield self
 
@@ -235,10 +238,12 @@ class JobProgress:
         self.change(at_once=is_first, has_worked=True, share=done / self.total, text=text)
 
     def expect(self, seconds: float, cores: int) -> None:
+        """Record the expected cost, once."""
         if not self.state.expected:
             self.change(at_once=True, expected=seconds, cores=cores)
 
     def wait(self, reason: str) -> None:
+        """Record that the job waits for another process."""
         self.change(at_once=True, text=reason)
 
     def change(self, *, at_once: bool = False, **changes: Any) -> None:
@@ -249,7 +254,7 @@ class JobProgress:
 
 
 def _work(state: JobState, sweep: Sweep, config: Config) -> None:
-    """Do the job in the child process, and write how it ended."""
+    """Do the job in the child process, and write its last state."""
     os.chdir(sweep.work)
     os.environ.update(sweep.variables)
     with sweep.file(state.number, "log").open("ab") as log:
@@ -273,13 +278,14 @@ def _work(state: JobState, sweep: Sweep, config: Config) -> None:
 
 
 def _run(progress: JobProgress, config: Config) -> dict[str, Any]:
+    """Train and score the run of a job; return the fields of its last state."""
     from pe_bench.commands.train import finish, prepare
     from pe_bench.runs.rows import describe_failures
 
     job, plans = prepare(config)
     progress.change(at_once=True, run=str(job.folder))
     rows = finish(job, plans, progress.bar, waits=progress.wait)
-    # In a run of several processes, another process may have worked, and written that.
+    # In a run of several processes, another process may have worked and written the state.
     has_worked = progress.sweep.latest(progress.state).has_worked
     failure = describe_failures(rows)
     state = DONE if has_worked else SKIPPED
@@ -295,7 +301,7 @@ def _run(progress: JobProgress, config: Config) -> dict[str, Any]:
 
 
 def _watch_for_end(sweep: Sweep, stop: Path) -> None:
-    """End this process when the sweep or this job is stopped, or the process that waits for it is gone."""
+    """End this process when the sweep or this job is stopped, or when its parent process has ended."""
     parent = multiprocessing.parent_process()
     assert parent is not None
 
@@ -308,5 +314,8 @@ def _watch_for_end(sweep: Sweep, stop: Path) -> None:
 
 
 def reason_of(error: Exception) -> str:
+    """Return the first line of an error, with the type of an error that is not meant for people."""
     text = first_line(error)
-    return text if isinstance(error, (UserError, RunError, OSError)) else f"{type(error).__name__}: {text}"
+    if isinstance(error, (UserError, RunError, OSError)):
+        return text
+    return f"{type(error).__name__}: {text}"

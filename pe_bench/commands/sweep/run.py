@@ -1,7 +1,7 @@
 """A sweep: many runs from one command, each in its own process, under any of Hydra's launchers.
 
-All jobs are composed and checked before the first of them runs. Only a sweep's runs are kept: repeating the
-command does what is missing.
+All jobs are composed and checked before the first of them runs. A repeated command does only the missing
+work.
 
 `launch` writes the configurations of its jobs to the sweep's folder, and a launcher gets their numbers alone.
 `train -m` is Hydra's own sweep, so that Hydra's other sweepers work too: they choose values as jobs end.
@@ -55,7 +55,7 @@ CHECKING = "sweep: checking every value before the first job starts"
 def check_sweep(
     overrides: Sequence[str], search: Sequence[Path], check: Callable[[Config], object] | None = None
 ) -> tuple[Sweep, tuple[str, ...]]:
-    """Return the sweep of overrides, and the keys with several values. A mistake in the last is found now.
+    """Check all jobs of overrides; return their sweep, and the keys with several values.
 
     check: called with the configurations of the first jobs, by default `prepare`. Raises `UserError`.
     """
@@ -74,9 +74,9 @@ def check_sweep(
 
 
 def _check(config: Config, described: set[str]) -> None:
-    """Raise `UserError` for a job that cannot work, and say once what text the jobs train on.
+    """Raise `UserError` for a job that cannot work, and describe the text that it trains on once.
 
-    described: the hashes of data of which that was said.
+    described: the hashes of the texts already described.
     """
     from pe_bench.commands.job import describe_data
     from pe_bench.commands.train import prepare
@@ -88,10 +88,11 @@ def _check(config: Config, described: set[str]) -> None:
 
 
 def _with_new_values(jobs: Sequence[Planned]) -> Iterator[Config]:
-    """Yield the configurations of jobs in which a key has a value that no job before has."""
+    """Yield the configuration of each job with a value that no earlier job has for the same key."""
     seen: set[tuple[str, str]] = set()
     for job in jobs:
-        values = {(key, str(value)) for key, value in flat(to_plain(job.config)).items()}
+        config = flat(to_plain(job.config))
+        values = {(key, str(value)) for key, value in config.items()}
         if values - seen:
             yield job.config
         seen |= values
@@ -106,10 +107,10 @@ def _new_sweep(config: Config, jobs: int) -> Sweep:
 
 
 def launch(jobs: Sequence[Planned], launcher: Sequence[str] = ()) -> Summary:
-    """Run jobs, show their progress, and summarize how they ended.
+    """Run jobs, show their progress, and return their ends.
 
-    launcher: overrides of Hydra's own keys. A signal stops all jobs, which save; a second one leaves at once.
-    Raises `UserError` before anything is written.
+    launcher: overrides of Hydra's own keys. A signal stops all jobs, which save; a second signal ends this
+    process at once. Raises `UserError` before the first write.
     """
     check_launcher(launcher)
     say(CHECKING)
@@ -121,9 +122,8 @@ def launch(jobs: Sequence[Planned], launcher: Sequence[str] = ()) -> Summary:
     sweep = _new_sweep(configs[0], len(jobs))
     for number, job in enumerate(jobs):
         sweep.write_job(number, job)
-    return _summarize(
-        sweep, launcher, lambda: call_by_number(len(jobs), launcher, partial(run_job, sweep), sweep.path)
-    )
+    run = partial(run_job, sweep)
+    return _summarize(sweep, launcher, lambda: call_by_number(len(jobs), launcher, run, sweep.path))
 
 
 def launch_overrides(overrides: Sequence[str], search: Sequence[Path]) -> Summary:
@@ -132,13 +132,12 @@ def launch_overrides(overrides: Sequence[str], search: Sequence[Path]) -> Summar
     sweep, keys = check_sweep(overrides, search)
     sweep.path.mkdir(parents=True)
     task = _task_of_hydra(sweep, keys)
-    return _summarize(
-        sweep, overrides, lambda: multirun(with_swept_options(overrides), search, task, sweep.path)
-    )
+    swept = with_swept_options(overrides)
+    return _summarize(sweep, overrides, lambda: multirun(swept, search, task, sweep.path))
 
 
 def _summarize(sweep: Sweep, overrides: Sequence[str], start: Callable[[], None]) -> Summary:
-    """Return the ends of the jobs that `start` runs. overrides: the command's, which name the launcher."""
+    """Call `start`, which runs the jobs, and return their ends. overrides: with the launcher's name."""
     problem = ""
     if "hydra/launcher=submitit_slurm" in overrides:
         _ask_slurm_in_time()
@@ -156,7 +155,7 @@ def _summarize(sweep: Sweep, overrides: Sequence[str], start: Callable[[], None]
 
 
 def _ask_slurm_in_time() -> None:
-    """Have submitit ask Slurm for a minute at most how jobs ended: its queue where it keeps no accounts."""
+    """Make submitit ask Slurm for the ends of jobs for a minute at most, and its queue without accounts."""
     from submitit.slurm.slurm import SlurmInfoWatcher, SlurmJob
 
     ask_accounts = SlurmInfoWatcher._make_command
@@ -175,7 +174,7 @@ def _ask_slurm_in_time() -> None:
 
 
 def plan_sweep(overrides: Sequence[str], search: Sequence[Path]) -> list[str]:
-    """Return the command of each job that overrides ask for, which a launcher elsewhere may run."""
+    """Return the command of each job of overrides, for a launcher elsewhere."""
     from hydra.core.hydra_config import HydraConfig
 
     commands: list[str] = []
@@ -194,9 +193,9 @@ def plan_sweep(overrides: Sequence[str], search: Sequence[Path]) -> list[str]:
 
 
 def _task_of_hydra(sweep: Sweep, keys: Sequence[str]) -> Callable[[Any], None]:
-    """Return the function that a launcher calls for each job, in this process or in another one.
+    """Return the function that a launcher calls for each job, in this process or in another process.
 
-    keys: those that the sweep is over.
+    keys: over which the sweep is.
     """
 
     def run(composed: Any) -> None:

@@ -1,4 +1,4 @@
-"""What a sweep shows: a line for each job while it runs, and at its end counts, failures and tables."""
+"""The output of a sweep: a line for each job while it runs, then counts, failures and tables."""
 
 import _thread
 import math
@@ -26,29 +26,30 @@ class View(Live):
     def __init__(self, sweep: Sweep, console: Console | None = None):
         self.sweep = sweep
         self.has_seen_all_end = False  # after a signal
-        self._printed: dict[int, tuple[str, str]] = {}  # how far each job was, and its last line
+        self._printed: dict[int, tuple[str, str]] = {}  # each job's progress, and its last line
         self._has_said_cost = False
         can_move = sys.stderr.isatty()  # whatever FORCE_COLOR says: a notebook's cell cannot move the cursor
         console = console or Console(stderr=True, highlight=False, soft_wrap=True, force_terminal=can_move)
         super().__init__(console=console, transient=True, refresh_per_second=5)
 
     def get_renderable(self) -> Group:
-        """Print what has changed, and return the lines to show below on a terminal. A thread calls this."""
+        """Print changes, and return the lines to show below them on a terminal. A thread calls this."""
         states = self.sweep.states()
         for state in states:
             self._print_change(state)
         self._say_cost(states)
-        is_idle = self.sweep.is_stopped and not any(state.is_at_work for state in states)
+        is_busy = any(state.is_at_work for state in states)
+        is_idle = self.sweep.is_stopped and not is_busy
         if is_idle and self.is_started and not self.has_seen_all_end:
-            # Every job at work has stopped. This ends the launcher too, which would start those that wait.
+            # Every job at work has stopped. This ends the launcher too, which would start waiting jobs.
             self.has_seen_all_end = True
             _thread.interrupt_main()
         return self._lines(states)
 
     def _print_change(self, state: JobState) -> None:
-        """Print a line that stays for a job that ended, and for its progress where nothing can be redrawn.
+        """Print a line for a job that ended, and without a terminal for its progress.
 
-        A job that was done before has none: the line at the end counts those.
+        A job that was done before has no line; it is counted at the end.
         """
         if state.state == SKIPPED or (state.state == RUNNING and not state.is_at_work):
             return
@@ -70,7 +71,7 @@ class View(Live):
             self.console.print(text, markup=False)
 
     def _say_cost(self, states: Sequence[JobState]) -> None:
-        """Print once what the jobs cost that have not ended, by the first of which the time is known."""
+        """Print the cost of the jobs that have not ended, once, when the time of one of them is known."""
         known = [state for state in states if state.expected and state.state == RUNNING]
         if self._has_said_cost or not known:
             return
@@ -113,22 +114,22 @@ class SweepTable:
 
     runs: Sequence[Path]
     target_hashes: Sequence[str]  # of sets; empty: all that the runs were scored on
-    margin: float | None  # that of the runs, if None
+    margin: float | None  # None: the margin of the runs
 
 
 @dataclass(frozen=True)
 class Summary:
-    """How a sweep ended: the jobs that began, in their order, and what ended the launcher, if anything."""
+    """The end of a sweep."""
 
     sweep: Sweep
-    states: Sequence[JobState]
-    problem: str = ""
+    states: Sequence[JobState]  # of the jobs that began, in their order
+    problem: str = ""  # that ended the launcher
 
     @property
     def tables(self) -> list[SweepTable]:
-        """Return one table for all scored jobs, or one for each way of scoring that the sweep has.
+        """Return one table for all scored jobs, or one for each way of scoring in the sweep.
 
-        A table has room for one set of targets at a length, and for one margin.
+        A table has one set of targets at a length, and one margin.
         """
         groups: dict[tuple[object, ...], list[JobState]] = {}
         for state in self.states:
@@ -144,12 +145,12 @@ class Summary:
 
     @property
     def failed(self) -> list[JobState]:
-        """Return the failed jobs and, unless the sweep was stopped, those whose worker died."""
+        """Return the failed jobs and, unless the sweep was stopped, jobs whose worker died."""
         kinds = (FAILED,) if self.sweep.is_stopped else (FAILED, RUNNING, STOPPED)
         return [state for state in self.states if state.state in kinds]
 
     def end(self) -> None:
-        """Print counts and a line for each failure. Raise `Stopped` or `RunError` if jobs are not done."""
+        """Print counts and a line for each failure. Raises `Stopped` or `RunError` for missing jobs."""
         total = max(self.sweep.jobs, len(self.states))  # a configuration may sweep over more than the command
         done, skipped = _count(self.states, DONE), _count(self.states, SKIPPED)
         jobs = "1 job" if total == 1 else f"{total} jobs"
@@ -179,5 +180,6 @@ class Summary:
 
 
 def _words(state: JobState) -> str:
-    """Return the words of a job's label that are about its scoring."""
-    return " ".join(word for word in state.label.split() if word.startswith(("eval.", "report.")))
+    """Return the words of a job's label with keys of scoring."""
+    words = [word for word in state.label.split() if word.startswith(("eval.", "report."))]
+    return " ".join(words)

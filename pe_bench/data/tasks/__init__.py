@@ -1,4 +1,4 @@
-"""A task: examples of any size whose answers are known; each is one file beside this one."""
+"""Tasks: examples of any size with known answers. Each task is one file of this folder."""
 
 import hashlib
 import importlib
@@ -20,21 +20,18 @@ BEGIN, SEPARATOR, END, PADDING = "<begin>", "<sep>", "<end>", "<pad>"
 
 
 class Example(NamedTuple):
-    """The token ids of an example, int64 [tokens], and which of them are answers, bool [tokens].
+    """The tokens of an example, with marks of its answers."""
 
-    number: the answer that each is a part of, int64 [tokens]; None where each answer is one token.
-    """
-
-    tokens: np.ndarray
-    is_answer: np.ndarray
-    number: np.ndarray | None = None
+    tokens: np.ndarray  # int64 [tokens]
+    is_answer: np.ndarray  # bool [tokens]
+    number: np.ndarray | None = None  # int64 [tokens], the answer of each token; None: answers of one token
 
 
 @dataclass(frozen=True)
 class Task(ABC):
-    """A task with its options, which are the fields of its class.
+    """A task; the fields of its class are its options.
 
-    An example of a larger size is longer. Its first token is never an answer.
+    A larger size gives a longer example. The first token of an example is never an answer.
     """
 
     least: ClassVar[int] = 1  # the smallest size
@@ -47,16 +44,16 @@ class Task(ABC):
     @property
     @abstractmethod
     def chance(self) -> float:
-        """Return the accuracy of a model that guesses among the tokens that an answer may be."""
+        """Return the accuracy of guessing among the possible tokens of an answer."""
 
     @property
     def most(self) -> int | None:
-        """Return the largest size; None where there is none."""
+        """Return the largest size; None for no limit."""
         return None
 
     @abstractmethod
     def tokens(self, size: int) -> int:
-        """Return the number of tokens of an example."""
+        """Return the number of tokens of an example of this size."""
 
     @abstractmethod
     def example(self, rng: np.random.Generator, size: int) -> Example:
@@ -76,12 +73,12 @@ class Task(ABC):
 
     @property
     def hash(self) -> str:
-        """Return a hash of the task and its options: equal hashes, equal examples for a seed."""
+        """Return a hash of the task and its options; equal hashes and seeds give equal examples."""
         parts = repr((FORMAT, self.name, sorted(asdict(self).items())))
         return hashlib.sha256(parts.encode()).hexdigest()[:16]
 
     def examples_at(self, length: int, count: int, seed: int) -> list[Example]:
-        """Return the examples to score at a length, of the largest size that fits, the same at every call."""
+        """Return examples to score at a length, of the largest size that fits, the same at every call."""
         rng = np.random.default_rng([seed, STREAMS["validation"], length, 0])
         return [self.example(rng, self.size_at(length)) for _ in range(count)]
 
@@ -90,10 +87,10 @@ class Task(ABC):
         return [self.vocabulary.index(text) for text in texts]
 
     def size_at(self, length: int) -> int:
-        """Return the largest size whose examples a window of `length` inputs holds.
+        """Return the largest size with examples of at most `length` inputs.
 
-        The last token of an example is a target alone. Raises `UserError` where no size fits, or where the
-        length needs a larger size than there is.
+        The last token of an example is no input. Raises `UserError` if no size fits, or if the length needs a
+        size above `most`.
         """
         size = self.least
         least = self.tokens(size) - 1
@@ -102,13 +99,14 @@ class Task(ABC):
         while self.tokens(size + 1) <= length + 1:
             size += 1
         most = size if self.most is None else self.most
-        message = f"length {length} needs examples of size {size}, and task={self.name} has none above {most}"
-        require(size <= most, f"{message}: use shorter lengths, or raise task.symbols")
+        message = f"length {length} needs examples of size {size}, and task={self.name}"
+        way_out = "use shorter lengths, or raise task.symbols"
+        require(size <= most, f"{message} has none above {most}: {way_out}")
         return size
 
 
 def symbol_texts(count: int) -> list[str]:
-    """Return the texts of so many symbols: letters where they are enough, else numbers."""
+    """Return the texts of `count` symbols: letters for up to 26 symbols, else numbers."""
     if count > 26:
         return list(map(str, range(count)))
     return [chr(ord("a") + number) for number in range(count)]
@@ -116,7 +114,7 @@ def symbol_texts(count: int) -> list[str]:
 
 @dataclass(frozen=True)
 class StringCopy(Task):
-    """A copy of a string: what shows it, a separator, the string alone and its end."""
+    """A copy of a string: tokens that show the string, a separator, the string and an end."""
 
     symbols: AtLeast2
 
@@ -144,7 +142,8 @@ class StringCopy(Task):
         shown = self.shown(rng, string)
         begin, separator, end = self.ids(BEGIN, SEPARATOR, END)
         tokens = np.array([begin, *shown, separator, *string, end])
-        return Example(tokens, np.arange(len(tokens)) > len(shown) + 1)
+        separator_index = len(shown) + 1
+        return Example(tokens, np.arange(len(tokens)) > separator_index)
 
 
 def build_task(values: Mapping[str, Any]) -> Task:
@@ -153,12 +152,13 @@ def build_task(values: Mapping[str, Any]) -> Task:
     names = names_in("task")
     require(name in names, unknown(name, "task", names))
     module = importlib.import_module(f"pe_bench.data.tasks.{name}")
-    own = [value for value in vars(module).values() if getattr(value, "__module__", "") == module.__name__]
-    [task_class] = own
+    values_of_module = vars(module).values()
+    [task_class] = [each for each in values_of_module if getattr(each, "__module__", "") == module.__name__]
     hints = typing.get_type_hints(task_class, include_extras=True)
     options = [f"task.{field.name}" for field in fields(task_class)]
     typed = {}
     for option in values.keys() - {"name"}:
-        require(f"task.{option}" in options, unknown(f"task.{option}", "key", options))
-        typed[option] = check_type(values[option], hints[option], f"task.{option}")
+        key = f"task.{option}"
+        require(key in options, unknown(key, "key", options))
+        typed[option] = check_type(values[option], hints[option], key)
     return task_class(**typed)

@@ -38,10 +38,13 @@ class FlipFlop(Task):
     def example(self, rng: np.random.Generator, size: int) -> Example:
         write, ignore, read = self.ids("w", "i", "r")
         other = (1 - self.ignore) / 2
-        instructions = rng.choice([write, ignore, read], size=size, p=[other, self.ignore, other])
+        chances = [other, self.ignore, other]
+        instructions = rng.choice([write, ignore, read], size=size, p=chances)
         instructions[[0, -1]] = write, read
         bits = rng.integers(2, size=size)
-        written = np.maximum.accumulate(np.where(instructions == write, np.arange(size), 0))
-        bits = np.where(instructions == read, bits[written], bits)
-        is_answer = np.stack([np.zeros(size, bool), instructions == read], 1)
+        writes = np.where(instructions == write, np.arange(size), 0)
+        last_write = np.maximum.accumulate(writes)
+        is_read = instructions == read
+        bits = np.where(is_read, bits[last_write], bits)
+        is_answer = np.stack([np.zeros(size, bool), is_read], 1)
         return Example(np.stack([instructions, bits], 1).ravel(), is_answer.ravel())

@@ -28,7 +28,8 @@ class Index(Task):
 
     @property
     def symbols_and_signs(self) -> list[str]:
-        return [*symbol_texts(self.symbols), *(f"{offset:+}" for offset in self._offsets), BEGIN, SEPARATOR]
+        offsets = [f"{offset:+}" for offset in self._offsets]
+        return [*symbol_texts(self.symbols), *offsets, BEGIN, SEPARATOR]
 
     @property
     def chance(self) -> float:
@@ -40,7 +41,8 @@ class Index(Task):
 
     @property
     def _offsets(self) -> list[int]:
-        return [offset for offset in range(-self.reach, self.reach + 1) if offset]
+        offsets = range(-self.reach, self.reach + 1)
+        return [offset for offset in offsets if offset]
 
     def tokens(self, size: int) -> int:
         return size + 5
@@ -48,7 +50,10 @@ class Index(Task):
     def example(self, rng: np.random.Generator, size: int) -> Example:
         string = rng.permutation(self.symbols)[:size]
         index = int(rng.integers(size))
-        offset = int(rng.choice([offset for offset in self._offsets if 0 <= index + offset < size]))
+        fitting = [offset for offset in self._offsets if 0 <= index + offset < size]
+        offset = int(rng.choice(fitting))
         begin, separator, sign = self.ids(BEGIN, SEPARATOR, f"{offset:+}")
-        tokens = np.array([begin, *string, separator, string[index], sign, string[index + offset]])
-        return Example(tokens, np.arange(size + 5) == size + 4)
+        question = (string[index], sign)
+        answer = string[index + offset]
+        tokens = np.array([begin, *string, separator, *question, answer])
+        return Example(tokens, np.arange(len(tokens)) == len(tokens) - 1)

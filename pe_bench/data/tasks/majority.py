@@ -30,9 +30,11 @@ class Majority(Task):
         return size + 3
 
     def example(self, rng: np.random.Generator, size: int) -> Example:
-        zeros = int(rng.integers(size + 1 - (size % 2 == 0)))
-        zeros += size % 2 == 0 and zeros >= size // 2  # no tie
-        bits = rng.permutation([0] * zeros + [1] * (size - zeros))
+        is_even = size % 2 == 0
+        zeros = int(rng.integers(size + 1 - is_even))
+        zeros += is_even and zeros >= size // 2  # no tie
+        ones = size - zeros
+        bits = rng.permutation([0] * zeros + [1] * ones)
         begin, separator = self.ids(BEGIN, SEPARATOR)
-        tokens = np.array([begin, *bits, separator, int(2 * zeros < size)])
-        return Example(tokens, np.arange(size + 3) == size + 2)
+        tokens = np.array([begin, *bits, separator, int(zeros < ones)])
+        return Example(tokens, np.arange(len(tokens)) == len(tokens) - 1)

@@ -59,7 +59,8 @@ class MultiQueryRecall(Task):
         queries = np.full((places, 2), blank)
         queries[chosen] = np.stack([keys, values], 1)
         pairs = np.stack([keys, values], 1)
-        is_query = np.zeros((places, 2), bool)
-        is_query[chosen, 1] = True
+        is_answer = np.zeros((places, 2), bool)
+        is_answer[chosen, 1] = True
+        before = np.zeros(1 + pairs.size, bool)
         tokens = np.array([begin, *pairs.flat, *queries.flat])
-        return Example(tokens, np.concatenate([np.zeros(1 + 2 * size, bool), is_query.ravel()]))
+        return Example(tokens, np.concatenate([before, is_answer.ravel()]))

@@ -32,6 +32,8 @@ class SelectiveCopy(StringCopy):
         return (2 + self.blanks) * size + 3
 
     def shown(self, rng: np.random.Generator, string: np.ndarray) -> np.ndarray:
-        mixed = np.full((1 + self.blanks) * len(string), self.symbols)  # blanks
-        mixed[np.sort(rng.permutation(len(mixed))[: len(string)])] = string
+        blank = self.symbols
+        mixed = np.full((1 + self.blanks) * len(string), blank)
+        places = rng.permutation(len(mixed))[: len(string)]
+        mixed[np.sort(places)] = string
         return mixed

@@ -29,11 +29,13 @@ Slopes = Literal["geometric", "harmonic"]
 
 
 def alibi_slopes(heads: int) -> list[float]:
+    """Return the geometric slope of each head."""
     power = 2 ** math.floor(math.log2(heads))
     slopes = [2 ** (-8 * (head + 1) / power) for head in range(power)]
     if power == heads:
         return slopes
-    return slopes + alibi_slopes(2 * power)[::2][: heads - power]
+    in_between = alibi_slopes(2 * power)[::2]
+    return slopes + in_between[: heads - power]
 
 
 def harmonic_slopes(heads: int) -> list[float]:
@@ -62,10 +64,11 @@ class ALiBi(LayerEncoding):
         silent_heads = round(silent * n_heads)
         if slope_scale == 0 or silent_heads > 0:
             self.claims = self.claims - {"decaying"}
-        slopes_of = harmonic_slopes if slopes == "harmonic" else alibi_slopes
-        steps = slopes_of(n_heads - silent_heads) if silent_heads < n_heads else []
-        slopes_of_heads = slope_scale * torch.tensor([*steps, *[0.0] * silent_heads])
-        self.slopes = nn.Buffer(slopes_of_heads, persistent=False)
+        make_slopes = harmonic_slopes if slopes == "harmonic" else alibi_slopes
+        steep_heads = n_heads - silent_heads
+        unscaled = make_slopes(steep_heads) if steep_heads > 0 else []
+        unscaled = unscaled + [0.0] * silent_heads
+        self.slopes = nn.Buffer(slope_scale * torch.tensor(unscaled), persistent=False)
 
     def distance_bias(self, distance: Tensor) -> Tensor:
         return -self.slopes[:, None] * distance

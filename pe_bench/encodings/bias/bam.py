@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from pe_bench.encodings.base import LayerEncoding
 from pe_bench.encodings.bias.alibi import alibi_slopes
 
-# Where the distance is 0, its powers still have gradients.
+# Added to a distance of 0, whose powers would have no gradient.
 SMALL = 1e-5
 
 
@@ -35,6 +35,7 @@ class BAM(LayerEncoding):
         self.location = nn.Parameter(torch.zeros(n_heads))
 
     def distance_bias(self, distance: Tensor) -> Tensor:
-        shape, scale, location = (p.unsqueeze(-1) for p in (self.shape, self.scale, self.location))
-        away = (distance + 2 * location.sinh()).abs() + SMALL
-        return -scale.exp() * away**shape
+        shape = self.shape.unsqueeze(-1)
+        scale = self.scale.exp().unsqueeze(-1)
+        shifted = distance + 2 * self.location.sinh().unsqueeze(-1)
+        return -scale * (shifted.abs() + SMALL) ** shape

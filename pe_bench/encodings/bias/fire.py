@@ -20,11 +20,11 @@ as in the released code of DAPE.
 import torch
 from torch import Tensor, nn
 
-from pe_bench.encodings.base import AtLeast1, LayerEncoding, Side, full_precision
+from pe_bench.encodings.base import AtLeast1, LayerEncoding, Side, batch_first, full_precision
 
 # Keeps a fraction of 0 from being 0 / 0.
 SMALL = 1e-6
-# So many pairs are read at a time on a CPU, because the hidden layers of more overflow its caches.
+# Pairs of a query and a key computed at a time on a CPU; the hidden layers of more pairs overflow its caches.
 PAIRS = 8_192
 
 
@@ -53,20 +53,24 @@ class FIRE(LayerEncoding):
             fraction = self.fractions(queries.position, keys.position)
             size = PAIRS if fraction.device.type == "cpu" else fraction.numel()
             pairs = [self._network(pairs) for pairs in fraction.flatten().split(size)]
-            bias = torch.cat(pairs, -1).unflatten(-1, fraction.shape)
-        return bias if bias.dim() == 3 else bias.squeeze(2).transpose(0, 1)  # [H, Q, N] or [B, H, Q, N]
+            bias = torch.cat(pairs, -1)
+        return batch_first(bias.unflatten(-1, fraction.shape))
 
     def _network(self, fraction: Tensor) -> Tensor:
-        """Return f of some pairs [n], [H, n]; each neuron and each head has a row of memory."""
-        hidden = torch.addcmul(self.hidden.bias.unsqueeze(-1), self.hidden.weight, fraction).relu()
-        return torch.addmm(self.output.bias.unsqueeze(-1), self.output.weight, hidden)
+        """Compute f of the fractions [n] as [H, n], with one row of memory for each neuron and each head."""
+        hidden_bias = self.hidden.bias.unsqueeze(-1)
+        hidden = torch.addcmul(hidden_bias, self.hidden.weight, fraction).relu()
+        output_bias = self.output.bias.unsqueeze(-1)
+        return torch.addmm(output_bias, self.output.weight, hidden)
 
     def fractions(self, query_position: Tensor, key_position: Tensor) -> Tensor:
-        """Return normalised distances [Q, N] or [B, 1, Q, N]; 0 for keys after the query."""
-        i, j = (position.to(self.c.dtype) for position in (query_position, key_position))
+        """Return the argument of f, [Q, N] or [B, 1, Q, N]; 0 for keys after the query."""
+        i = query_position.to(self.c.dtype)
+        j = key_position.to(self.c.dtype)
         # Clamped before the logarithm: not even a masked entry may have a gradient that is not a number.
         distance = (i.unsqueeze(-1) - j.unsqueeze(-2)).clamp(min=0)
-        normaliser = torch.maximum(i, self.threshold * self.m.abs()).unsqueeze(-1)
+        learned_threshold = self.threshold * self.m.abs()
+        normaliser = torch.maximum(i, learned_threshold).unsqueeze(-1)
         return self._psi(distance) / (self._psi(normaliser) + SMALL)
 
     def _psi(self, x: Tensor) -> Tensor:

@@ -31,5 +31,6 @@ class KerpleLog(LayerEncoding):
         self.a = nn.Parameter(torch.rand(n_heads))
 
     def distance_bias(self, distance: Tensor) -> Tensor:
-        p, a = (bounded(parameter, SMALLEST).unsqueeze(-1) for parameter in (self.p, self.a))
+        p = bounded(self.p, SMALLEST).unsqueeze(-1)
+        a = bounded(self.a, SMALLEST).unsqueeze(-1)
         return -p * torch.log1p(a * distance)

@@ -16,12 +16,11 @@ has windows and a logarithmic scale (`log_steps` with `smooth`, which there mult
 W is N(0, 1/D) at first, as all linear layers here, and B N(0, 0.02), as there.
 """
 
-import math
-
 import torch
 from torch import Tensor, nn
 
-from pe_bench.encodings.base import AtLeast1, LayerEncoding, Side
+from pe_bench.encodings.base import AtLeast1, LayerEncoding, Side, distances
+from pe_bench.encodings.initial import random_matrix
 
 MIXED = "relative_bank_mixed"
 
@@ -38,7 +37,7 @@ class RelativeBank(LayerEncoding):
 
     def __init__(self, d_model: int, n_heads: int, max_distance: AtLeast1, rank: AtLeast1 = 16):
         super().__init__()
-        self.weight = nn.Parameter(torch.randn(n_heads, rank, d_model) / math.sqrt(d_model))
+        self.weight = random_matrix(n_heads, rank, d_model)
         self.bank = nn.Parameter(0.02 * torch.randn(rank, max_distance))
 
     def prepare(self, x: Tensor) -> dict[str, Tensor]:
@@ -46,8 +45,8 @@ class RelativeBank(LayerEncoding):
         return {MIXED: mixed}
 
     def bias(self, queries: Side, keys: Side) -> Tensor:
-        # With a last column of zeros, which serves all distances beyond.
-        by_distance = nn.functional.pad(queries.values[MIXED].mT @ self.bank, (0, 1))  # [B, H, Q, n + 1]
-        distance = (queries.position.unsqueeze(-1) - keys.position.unsqueeze(-2)).long()
-        column = distance.clamp(0, self.bank.shape[-1]).expand(*by_distance.shape[:-1], -1)
-        return by_distance.gather(-1, column)
+        by_distance = queries.values[MIXED].mT @ self.bank  # [B, H, Q, max_distance]
+        # A last column of zeros serves all distances beyond.
+        by_distance = nn.functional.pad(by_distance, (0, 1))
+        column = distances(queries, keys).long().clamp(0, self.bank.shape[-1])
+        return by_distance.gather(-1, column.expand(*by_distance.shape[:-1], -1))

@@ -33,14 +33,17 @@ class Sandwich(LayerEncoding):
 
     def __init__(self, n_heads: int, width: int = 128):
         super().__init__()
-        require(width > 0 and width % 2 == 0, f"encoding.width must be even and positive, not {width}")
+        is_even = width > 0 and width % 2 == 0
+        require(is_even, f"encoding.width must be even and positive, not {width}")
         self.width = width
-        self.ratios = nn.Buffer(8 * torch.arange(1, n_heads + 1) / n_heads, persistent=False)
+        ratios = 8 * torch.arange(1, n_heads + 1) / n_heads
+        self.ratios = nn.Buffer(ratios, persistent=False)
 
     def distance_bias(self, distance: Tensor) -> Tensor:
         # A block of scores has few distances, each of them many times.
         distances, places = distance.unique(return_inverse=True)
         waves = torch.arange(1, self.width // 2 + 1, dtype=torch.float64, device=distance.device)
-        angle = distances.double().unsqueeze(-1) * BASE ** (-2 * waves / self.width)
-        below = (angle.cos() - 1).sum(-1).to(self.ratios.dtype)
-        return below[places] / self.ratios.unsqueeze(-1)
+        frequencies = BASE ** (-2 * waves / self.width)
+        angle = distances.double().unsqueeze(-1) * frequencies
+        profile = (angle.cos() - 1).sum(-1)
+        return profile.to(self.ratios.dtype)[places] / self.ratios.unsqueeze(-1)

@@ -24,11 +24,13 @@ from pe_bench.errors import require
 
 
 def t5_buckets(distance: Tensor, buckets: int, max_distance: int) -> Tensor:
-    """Return the causal bucket of each distance; logarithms in float64, so that edges fall right."""
+    """Return the bucket of each distance >= 0; float64 logarithms keep the edges of buckets exact."""
     exact = buckets // 2
-    ratio = (distance.double() / exact).clamp(min=1).log() / math.log(max_distance / exact)
+    logarithm = (distance.double() / exact).clamp(min=1).log()
+    ratio = logarithm / math.log(max_distance / exact)
     far = exact + (ratio * (buckets - exact)).floor()
-    return torch.where(distance < exact, distance, far.clamp(max=buckets - 1)).long()
+    far = far.clamp(max=buckets - 1)
+    return torch.where(distance < exact, distance, far).long()
 
 
 class T5(LayerEncoding):

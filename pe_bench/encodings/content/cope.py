@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from pe_bench.encodings.base import AtLeast1, LayerEncoding, Side
-from pe_bench.encodings.content.running_sums import sums_from_the_end
+from pe_bench.encodings.content.running_sums import suffix_sums
 
 
 class CoPE(LayerEncoding):
@@ -41,21 +41,26 @@ class CoPE(LayerEncoding):
     def adjust(self, scores: Tensor, visible: Tensor, queries: Side, keys: Side) -> Tensor:
         last = len(self.table) - 1
         position = contextual_position(scores, visible, last).clamp(max=last)
-        by_row = (queries.raw @ self.table.to(queries.raw.dtype).mT).to(scores.dtype)
-        below, above = position.floor(), position.ceil()
-        added = torch.lerp(by_row.gather(-1, below.long()), by_row.gather(-1, above.long()), position - below)
-        beyond = by_row[..., -1:].expand(*scores.shape[:-1], scores.shape[-1] - added.shape[-1])
-        return scores + torch.cat([beyond, added], -1)
+        table = self.table.to(queries.raw.dtype)
+        by_row = (queries.raw @ table.mT).to(scores.dtype)  # [B, H, Q, max_position]
+        below = position.floor()
+        at_below = by_row.gather(-1, below.long())
+        at_above = by_row.gather(-1, position.ceil().long())
+        near = torch.lerp(at_below, at_above, position - below)
+        far_keys = scores.shape[-1] - near.shape[-1]
+        far = by_row[..., -1:].expand(*scores.shape[:-1], far_keys)
+        return scores + torch.cat([far, near], -1)
 
 
 def contextual_position(scores: Tensor, visible: Tensor, last: float = math.inf) -> Tensor:
-    """Return how much of the row, from each key up to the query, the gates let through.
+    """Return p [.., Q, n]: the sum of the gates from each of the latest n keys up to the query.
 
-    Keys that have at least `last` for every query may be left out: the result is that of the latest keys.
+    Of the earlier keys, with at least `last` for every query, none or some are left out: n is at most N.
     """
 
     def gates(keys: slice) -> Tensor:
+        hidden = ~visible[..., keys]
         # Masked before the sum: the gates of keys after the query would be counted otherwise.
-        return scores[..., keys].sigmoid().masked_fill(~visible[..., keys], 0)
+        return scores[..., keys].sigmoid().masked_fill(hidden, 0)
 
-    return sums_from_the_end(scores.shape[-1], gates, lambda passed: passed >= last)
+    return suffix_sums(scores.shape[-1], gates, lambda passed: passed >= last)

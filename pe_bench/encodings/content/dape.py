@@ -28,7 +28,7 @@ from pe_bench.encodings.bias.kerple_log import KerpleLog
 from pe_bench.errors import require
 
 Inner = Literal["alibi", "kerple_log", "fire"]
-# So many pairs are read at a time on a CPU, because the hidden layers of more overflow its caches.
+# Pairs of a query and a key computed at a time on a CPU; the hidden layers of more pairs overflow its caches.
 PAIRS = 2_048
 
 
@@ -55,10 +55,11 @@ class DAPE(LayerEncoding):
         super().__init__()
         is_read = threshold is None or inner == "fire"
         require(is_read, f"encoding.threshold={threshold} is for encoding.inner=fire: leave it out")
+        fire_threshold = max(1, train_length // 8) if threshold is None else threshold
         inner_encodings: dict[Inner, Callable[[], LayerEncoding]] = {
             "alibi": lambda: ALiBi(n_heads),
             "kerple_log": lambda: KerpleLog(n_heads),
-            "fire": lambda: FIRE(n_heads, max(1, train_length // 8) if threshold is None else threshold),
+            "fire": lambda: FIRE(n_heads, fire_threshold),
         }
         self.inner = inner_encodings[inner]()
         self.claims = self.inner.claims - {"decaying"}  # f may reverse it
@@ -70,18 +71,21 @@ class DAPE(LayerEncoding):
         assert bias is not None
         # Biases of thousands do not fit half precision, not even where a model is autocast.
         with full_precision(scores):
-            both = torch.cat([scores, bias.expand_as(scores)], 1).to(self.hidden.weight.dtype).flatten(2)
-            size = PAIRS if both.device.type == "cpu" else both.shape[-1]
-            change = torch.cat([self._network(pairs) for pairs in both.split(size, -1)], -1)
+            both = torch.cat([scores, bias.expand_as(scores)], 1)
+            pairs = both.to(self.hidden.weight.dtype).flatten(2)  # [B, 2 H, Q N]
+            size = PAIRS if pairs.device.type == "cpu" else pairs.shape[-1]
+            changes = [self._network(some) for some in pairs.split(size, -1)]
+            change = torch.cat(changes, -1)
         return scores + bias + change.view_as(scores)
 
-    def _network(self, both: Tensor) -> Tensor:
-        """Return f of some pairs [B, 2 H, n], [B, H, n]; each neuron and each head has a row of memory."""
-        hidden = nn.functional.leaky_relu(_applied(self.hidden, both))
+    def _network(self, pairs: Tensor) -> Tensor:
+        """Compute f of pairs [B, 2 H, n] as [B, H, n], one row of memory for each neuron and each head."""
+        hidden = nn.functional.leaky_relu(_applied(self.hidden, pairs))
         return _applied(self.output, hidden)
 
 
 def _applied(linear: nn.Linear, x: Tensor) -> Tensor:
-    """Apply a linear layer from features to features of x [B, features, n]."""
-    weight, intercept = (one.expand(len(x), -1, -1) for one in (linear.weight, linear.bias.unsqueeze(-1)))
+    """Apply a linear layer to the second axis of x [B, features, n]."""
+    weight = linear.weight.expand(len(x), -1, -1)
+    intercept = linear.bias.unsqueeze(-1).expand(len(x), -1, -1)
     return torch.baddbmm(intercept, weight, x)

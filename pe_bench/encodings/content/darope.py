@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 
 from pe_bench.encodings.base import Base, LayerEncoding, Side, full_precision
-from pe_bench.encodings.rotary.rope import rope_frequencies, turn_both
+from pe_bench.encodings.rotary.rope import angles_at, rope_frequencies, turn_both
 from pe_bench.errors import require
 
 FROM_CONTENT = "darope_from_content"
@@ -52,7 +52,8 @@ class DaRoPE(LayerEncoding):
         frequencies = rope_frequencies(d_head, base)
         is_fast = frequencies >= 2 * math.pi / train_length
         wrong = f"every pair makes a full turn within encoding.train_length={train_length} tokens"
-        require(not is_fast.all(), f"{wrong}, so this is rope: give an encoding.base above {base:g}")
+        way_out = f"give an encoding.base above {base:g}"
+        require(not is_fast.all(), f"{wrong}, so this is rope: {way_out}")
         self.train_length = train_length
         self.fast = nn.Buffer(frequencies[is_fast], persistent=False)
         self.slow = nn.Buffer(frequencies[~is_fast], persistent=False)
@@ -61,25 +62,24 @@ class DaRoPE(LayerEncoding):
 
     def prepare(self, x: Tensor) -> dict[str, Tensor]:
         with full_precision(x):
-            return {FROM_CONTENT: nn.functional.linear(x.to(self.weight.dtype), self.weight).mT}  # [B, H, T]
+            x = x.to(self.weight.dtype)
+            return {FROM_CONTENT: nn.functional.linear(x, self.weight).mT}  # [B, H, T]
 
     def transform(self, queries: Side, keys: Side) -> tuple[Tensor, Tensor]:
         coordinate = self.coordinate(keys).unsqueeze(-1)  # [B, H, N, 1]
         by_content = coordinate * self.slow.to(coordinate.dtype)  # below one turn, so float32 is exact enough
-        by_position = keys.position.double().unsqueeze(-1) * self.fast.double()  # [.., N, fast pairs]
+        by_position = angles_at(keys.position, self.fast)  # [.., N, fast pairs]
         shape = (*by_content.shape[:-1], -1)
-        cos = torch.cat([_in_type(by_position.cos(), by_content).expand(shape), by_content.cos()], -1)
-        sin = torch.cat([_in_type(by_position.sin(), by_content).expand(shape), by_content.sin()], -1)
+        fast_cos = by_position.cos().to(by_content.dtype).expand(shape)
+        fast_sin = by_position.sin().to(by_content.dtype).expand(shape)
+        cos = torch.cat([fast_cos, by_content.cos()], -1)
+        sin = torch.cat([fast_sin, by_content.sin()], -1)
         return turn_both(queries, keys, cos, sin)
 
     def coordinate(self, keys: Side) -> Tensor:
         """Return the coordinate of each token in each head [B, H, N], between 0 and the training length."""
         share = (keys.position.double() + 0.5) / self.train_length
         from_content = keys.values[FROM_CONTENT]
-        from_position = _in_type(share.logit(CLIPPED), from_content)  # [N] or [B, 1, N]
+        from_position = share.logit(CLIPPED).to(from_content.dtype)  # [N] or [B, 1, N]
         alpha = self.alpha.to(from_content.dtype).unsqueeze(-1)
         return self.train_length * (from_content + alpha * from_position).sigmoid()
-
-
-def _in_type(x: Tensor, other: Tensor) -> Tensor:
-    return x.to(other.dtype)

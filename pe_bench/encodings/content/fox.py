@@ -15,12 +15,11 @@ Only the gate, without the further blocks of the authors' "Pro" layer. Gate weig
 as those of all linear layers here.
 """
 
-import math
-
 import torch
 from torch import Tensor, nn
 
-from pe_bench.encodings.base import LayerEncoding, Side, full_precision
+from pe_bench.encodings.base import LayerEncoding, Side, full_precision, precise
+from pe_bench.encodings.initial import random_matrix
 
 FORGOTTEN = "fox_log_forget"
 
@@ -30,33 +29,43 @@ class FoX(LayerEncoding):
 
     def __init__(self, d_model: int, n_heads: int):
         super().__init__()
-        self.weight = nn.Parameter(torch.randn(n_heads, d_model) / math.sqrt(d_model))
+        self.weight = random_matrix(n_heads, d_model)
         self.intercept = nn.Parameter(torch.zeros(n_heads))
 
     def prepare(self, x: Tensor) -> dict[str, Tensor]:
         # A sum over thousands of tokens: never in half precision, not even where a model is autocast.
         with full_precision(x):
-            gate = nn.functional.linear(x.to(self.weight.dtype), self.weight, self.intercept)
-            return {FORGOTTEN: nn.functional.logsigmoid(gate).mT.double().cumsum(-1)}
+            x = x.to(self.weight.dtype)
+            gate = nn.functional.linear(x, self.weight, self.intercept)
+            log_forget = nn.functional.logsigmoid(gate).mT  # [B, H, T]
+            return {FORGOTTEN: log_forget.double().cumsum(-1)}
 
     def bias(self, queries: Side, keys: Side) -> Tensor:
-        dtype = torch.promote_types(queries.x.dtype, torch.float32)
+        dtype = precise(queries.x.dtype)
         query_forgotten = queries.values[FORGOTTEN].unsqueeze(-1)
         key_forgotten = keys.values[FORGOTTEN].unsqueeze(-2)
-        # Counted from the first query, what lies between it and an earlier key only adds to what lies between
-        # it and a later query: nothing cancels, and float32 is exact. For the other keys float64 is.
+        # Relative to the first query, earlier keys add with one sign, so float32 does not cancel. Keys of the
+        # block itself are subtracted in float64.
         first = query_forgotten[..., :1, :]
-        bias = (query_forgotten - first).to(dtype) - (key_forgotten - first).to(dtype)
+        since_first = (query_forgotten - first).to(dtype)
+        bias = since_first - (key_forgotten - first).to(dtype)
         earlier = int((keys.index < queries.index[0]).sum())
-        bias[..., earlier:] = (query_forgotten - key_forgotten[..., earlier:]).to(dtype)
+        later_keys = key_forgotten[..., earlier:]
+        bias[..., earlier:] = (query_forgotten - later_keys).to(dtype)
         return bias
 
     def columns(self, queries: Side, keys: Side) -> tuple[Tensor, Tensor]:
         # Whole numbers are kept apart: float32 subtracts them exactly, however long the text is.
-        query_forgotten, key_forgotten = queries.values[FORGOTTEN], keys.values[FORGOTTEN]
-        query_whole, key_whole = query_forgotten.detach().round(), key_forgotten.detach().round()
-        query_ones, key_ones = torch.ones_like(query_forgotten), torch.ones_like(key_forgotten)
-        return (
-            torch.stack([query_whole, query_ones, query_forgotten - query_whole, query_ones], -1),
-            torch.stack([key_ones, -key_whole, key_ones, key_whole - key_forgotten], -1),
-        )
+        query_whole, query_rest = _whole_and_rest(queries.values[FORGOTTEN])
+        key_whole, key_rest = _whole_and_rest(keys.values[FORGOTTEN])
+        query_ones = torch.ones_like(query_rest)
+        key_ones = torch.ones_like(key_rest)
+        query_columns = torch.stack([query_whole, query_ones, query_rest, query_ones], -1)
+        key_columns = torch.stack([key_ones, -key_whole, key_ones, -key_rest], -1)
+        return query_columns, key_columns
+
+
+def _whole_and_rest(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Split numbers into the nearest whole number, without a gradient, and the rest."""
+    whole = x.detach().round()
+    return whole, x - whole

@@ -24,7 +24,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from pe_bench.encodings.base import Base, Side
+from pe_bench.encodings.base import Base, Side, distances, precise
 from pe_bench.encodings.rotary.rope import Layout, RoPE
 
 ONE = math.log(math.e - 1)  # its softplus is 1
@@ -52,30 +52,39 @@ class GAPE(RoPE):
         self.key_intercept = nn.Parameter(torch.zeros(n_heads))
 
     def bias(self, queries: Side, keys: Side) -> Tensor:
-        distance = queries.position.unsqueeze(-1) - keys.position.unsqueeze(-2)
-        return -distance * self.slope(queries).unsqueeze(-1) * self.forgotten(keys).unsqueeze(-2)
+        slope = self.slope(queries).unsqueeze(-1)
+        forgotten = self.forgotten(keys).unsqueeze(-2)
+        return -distances(queries, keys) * slope * forgotten
 
     def columns(self, queries: Side, keys: Side) -> tuple[Tensor, Tensor]:
-        # Positions count from the middle of the text, so that float32 loses least.
-        middle = keys.position[..., :1] + (keys.position[..., -1:] - keys.position[..., :1]) // 2
-        slope, forgotten = self.slope(queries), self.forgotten(keys)
-        query_columns = torch.stack([-(queries.position - middle) * slope, slope], -1)
-        key_columns = torch.stack([forgotten, (keys.position - middle) * forgotten], -1)
+        slope = self.slope(queries)
+        forgotten = self.forgotten(keys)
+        i, j = centred_positions(queries, keys)
+        query_columns = torch.stack([-i * slope, slope], -1)
+        key_columns = torch.stack([forgotten, j * forgotten], -1)
         return query_columns, key_columns
 
     def slope(self, queries: Side) -> Tensor:
         """Return Gamma g / train_length of each query [B, H, Q]."""
         projected = _projected(queries, self.query, self.query_intercept)
-        gamma = nn.functional.softplus(self.gamma.to(projected.dtype)).unsqueeze(-1)
-        return gamma * nn.functional.softplus(projected) / self.train_length
+        gamma = nn.functional.softplus(self.gamma.to(projected.dtype))
+        return gamma.unsqueeze(-1) * nn.functional.softplus(projected) / self.train_length
 
     def forgotten(self, keys: Side) -> Tensor:
         """Return 1 - l of each key [B, H, N]."""
         return torch.sigmoid(-_projected(keys, self.key, self.key_intercept))
 
 
+def centred_positions(queries: Side, keys: Side) -> tuple[Tensor, Tensor]:
+    """Return positions counted from the middle of the text, where float32 products of them lose least."""
+    first = keys.position[..., :1]
+    middle = first + (keys.position[..., -1:] - first) // 2
+    return queries.position - middle, keys.position - middle
+
+
 def _projected(side: Side, direction: Tensor, intercept: Tensor) -> Tensor:
-    """Return one number for each token and head [B, H, n], in float32 or better."""
-    precise = torch.promote_types(side.raw.dtype, torch.float32)
-    product = (side.raw.to(precise) * direction.to(precise).unsqueeze(-2)).sum(-1)
-    return product + intercept.to(precise).unsqueeze(-1)
+    """Return w . x + b of each head's vectors before the rotation, [B, H, n], in float32 or better."""
+    dtype = precise(side.raw.dtype)
+    x = side.raw.to(dtype)
+    product = (x * direction.to(dtype).unsqueeze(-2)).sum(-1)
+    return product + intercept.to(dtype).unsqueeze(-1)

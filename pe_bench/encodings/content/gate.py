@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from pe_bench.encodings.base import LayerEncoding
-from pe_bench.encodings.recurrent.recurrence import in_heads, random_matrix
+from pe_bench.encodings.initial import random_matrix
+from pe_bench.encodings.recurrent.recurrence import in_heads
 
 
 class Gate(LayerEncoding):

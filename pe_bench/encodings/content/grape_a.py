@@ -23,8 +23,9 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from pe_bench.encodings.base import LayerEncoding, Side
+from pe_bench.encodings.base import LayerEncoding, Side, distances, precise
 from pe_bench.encodings.bias.alibi import alibi_slopes
+from pe_bench.encodings.content.gape import centred_positions
 
 Of = Literal["both", "query", "key"]
 SMALLEST_NORM = 1e-6
@@ -48,26 +49,29 @@ class GrapeA(LayerEncoding):
         self.key = None if of == "query" else nn.Parameter(spread * torch.randn(n_heads, d_head))
 
     def bias(self, queries: Side, keys: Side) -> Tensor:
-        distance = queries.position.unsqueeze(-1) - keys.position.unsqueeze(-2)
-        slope = self.slope(queries, self.query).unsqueeze(-1) + self.slope(keys, self.key).unsqueeze(-2)
-        return -distance * slope
+        query_slope = self.slope(queries, self.query).unsqueeze(-1)
+        key_slope = self.slope(keys, self.key).unsqueeze(-2)
+        return -distances(queries, keys) * (query_slope + key_slope)
 
     def columns(self, queries: Side, keys: Side) -> tuple[Tensor, Tensor]:
-        # Positions count from the middle of the text, so that float32 loses least.
-        middle = keys.position[..., :1] + (keys.position[..., -1:] - keys.position[..., :1]) // 2
-        a, c = self.slope(queries, self.query), self.slope(keys, self.key)
-        i, j = ((side.position - middle).to(a.dtype).expand_as(s) for side, s in ((queries, a), (keys, c)))
+        a = self.slope(queries, self.query)
+        c = self.slope(keys, self.key)
+        i, j = centred_positions(queries, keys)
+        i = i.to(a.dtype).expand_as(a)
+        j = j.to(a.dtype).expand_as(c)
         query_columns = torch.stack([-i * a, a, -i, torch.ones_like(a)], -1)
         key_columns = torch.stack([torch.ones_like(c), j, c, j * c], -1)
         return query_columns, key_columns
 
     def slope(self, side: Side, direction: Tensor | None) -> Tensor:
-        """Return the part of the slope [B, H, n] that each token sets in each head."""
-        precise = torch.promote_types(side.raw.dtype, torch.float32)
-        x = side.raw.to(precise)
+        """Return each token's part of the slope, a or c [B, H, n]; 0 without a direction."""
+        dtype = precise(side.raw.dtype)
+        x = side.raw.to(dtype)
         if direction is None:
             return x.new_zeros(x.shape[:-1])
-        unit = nn.functional.normalize(direction.to(precise), dim=-1, eps=SMALLEST_NORM)
-        projected = (x * unit.unsqueeze(-2)).sum(-1) / math.sqrt(x.shape[-1])
-        scale = self.slopes.to(precise) * nn.functional.softplus(self.omega.to(precise))
+        unit = nn.functional.normalize(direction.to(dtype), dim=-1, eps=SMALLEST_NORM)
+        product = (x * unit.unsqueeze(-2)).sum(-1)
+        projected = product / math.sqrt(x.shape[-1])
+        learned_scale = nn.functional.softplus(self.omega.to(dtype))
+        scale = self.slopes.to(dtype) * learned_scale
         return scale.unsqueeze(-1) * nn.functional.softplus(projected)

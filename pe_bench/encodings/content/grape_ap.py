@@ -18,14 +18,13 @@ turns p_l alone, so a bias depends on where a text begins. The authors normalise
 `model.qk_norm=true` does so here. W_p is N(0, 1/D) at first, and each token then adds about -0.7 m_h.
 """
 
-import math
-
 import torch
 from torch import Tensor, nn
 
 from pe_bench.encodings.base import AtLeast2, LayerEncoding, Side, full_precision
 from pe_bench.encodings.bias.alibi import alibi_slopes
-from pe_bench.encodings.content.running_sums import sums_from_the_end
+from pe_bench.encodings.content.running_sums import suffix_sums
+from pe_bench.encodings.initial import random_matrix
 from pe_bench.encodings.rotary.rope import require_pairs, rotate
 
 DIRECTION = "grape_ap_direction"
@@ -47,26 +46,28 @@ class GrapeAP(LayerEncoding):
         self.width = width
         self.slopes = nn.Buffer(torch.tensor(alibi_slopes(n_heads)), persistent=False)
         self.radians = nn.Buffer(torch.ones(width // 2), persistent=False)  # by which a step turns each pair
-        self.weight = nn.Parameter(torch.randn(n_heads, width, d_model) / math.sqrt(d_model))
+        self.weight = random_matrix(n_heads, width, d_model)
 
     def prepare(self, x: Tensor) -> dict[str, Tensor]:
         with full_precision(x):
             p = torch.einsum("hwd,btd->bhwt", self.weight, x.to(self.weight.dtype))
-            return {DIRECTION: p * (p.square().mean(-2, keepdim=True) + EPSILON).rsqrt()}  # [B, H, width, T]
+            mean_square = p.square().mean(-2, keepdim=True)
+            return {DIRECTION: p * (mean_square + EPSILON).rsqrt()}  # [B, H, width, T]
 
     def bias(self, queries: Side, keys: Side) -> Tensor:
         p = queries.values[DIRECTION].mT
         turned = rotate(keys.values[DIRECTION].mT, keys.position, self.radians, "half")
         slopes = self.slopes.to(turned.dtype)[:, None, None]
 
-        def added(some: slice) -> Tensor:
-            product = p @ turned[..., some, :].mT / self.width
-            is_later = keys.index[some] > queries.index.unsqueeze(-1)
-            return (slopes * nn.functional.logsigmoid(product)).masked_fill(is_later, 0)
+        def psi(some_keys: slice) -> Tensor:
+            product = p @ turned[..., some_keys, :].mT
+            is_later = keys.index[some_keys] > queries.index.unsqueeze(-1)
+            log_sigmoid = nn.functional.logsigmoid(product / self.width)
+            return (slopes * log_sigmoid).masked_fill(is_later, 0)
 
         # Keys that other parts of the encoding hide count too: all keys up to the query are here.
-        sums = sums_from_the_end(keys.x.shape[-2], added, _never_settled)
-        return nn.functional.pad(sums[..., 1:], (0, 1))  # from the key after each one on
+        sums = suffix_sums(keys.x.shape[-2], psi, _never_settled)
+        return nn.functional.pad(sums[..., 1:], (0, 1))  # from the key after j on
 
 
 def _never_settled(sums: Tensor) -> Tensor:

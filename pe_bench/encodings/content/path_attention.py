@@ -17,12 +17,11 @@ as all linear layers here, conv is uniform within 1 / sqrt(3) and c is 0. It run
 chunks of keys.
 """
 
-import math
-
 import torch
 from torch import Tensor, nn
 
 from pe_bench.encodings.base import AtLeast1, LayerEncoding, Side, full_precision
+from pe_bench.encodings.initial import random_matrix, random_taps
 
 DIRECTION, STRENGTH = "path_direction", "path_strength"
 TAPS = 3
@@ -41,26 +40,30 @@ class Path(LayerEncoding):
     def __init__(self, d_model: int, n_heads: int, d_head: int, rank: AtLeast1 = 32):
         super().__init__()
         self.n_heads = n_heads
-        self.down = nn.Parameter(torch.randn(rank, d_model) / math.sqrt(d_model))
-        self.up = nn.Parameter(torch.randn(n_heads * d_head, rank) / math.sqrt(rank))
-        self.conv = nn.Parameter((2 * torch.rand(n_heads * d_head, TAPS) - 1) / math.sqrt(TAPS))
-        self.weight = nn.Parameter(torch.randn(n_heads, d_model) / math.sqrt(d_model))
+        self.down = random_matrix(rank, d_model)
+        self.up = random_matrix(n_heads * d_head, rank)
+        self.conv = random_taps(n_heads * d_head, TAPS)
+        self.weight = random_matrix(n_heads, d_model)
         self.intercept = nn.Parameter(torch.zeros(n_heads))
 
     def prepare(self, x: Tensor) -> dict[str, Tensor]:
         # Products over thousands of tokens: never in half precision, not even where a model is autocast.
         with full_precision(x):
             x = x.to(self.weight.dtype)
-            mapped = nn.functional.linear(nn.functional.linear(x, self.down), self.up).mT
+            compressed = nn.functional.linear(x, self.down)
+            mapped = nn.functional.linear(compressed, self.up).mT
             before = nn.functional.pad(mapped, (TAPS - 1, 0))
             mixed = nn.functional.conv1d(before, self.conv.unsqueeze(1), groups=len(self.conv))
-            direction = nn.functional.silu(mixed).unflatten(1, (self.n_heads, -1))  # [B, H, K, T]
-            norm = (direction.square().sum(-2, keepdim=True) + EPSILON).sqrt()
-            strength = 2 * nn.functional.linear(x, self.weight, self.intercept).sigmoid().mT
+            activated = nn.functional.silu(mixed)
+            direction = activated.unflatten(1, (self.n_heads, -1))  # [B, H, K, T]
+            square = direction.square().sum(-2, keepdim=True)
+            norm = (square + EPSILON).sqrt()
+            gate = nn.functional.linear(x, self.weight, self.intercept)
+            strength = 2 * gate.sigmoid().mT  # [B, H, T]
             return {DIRECTION: direction / norm, STRENGTH: strength}
 
     def scores(self, queries: Side, keys: Side, scale: float) -> Tensor:
-        """Take the keys in chunks, the last first, and turn the queries by each chunk's product.
+        """Compute the scores in chunks of keys, the last chunk first, and apply each chunk to the queries.
 
         With u^T the query after all later tokens, H_t takes c_t = beta_t w_t . (u - sum_{s > t} c_s w_s) from
         it along w_t, which is a triangular system. Then z_j = u . k_j - sum_{s > j} c_s w_s . k_j, and the
@@ -77,10 +80,14 @@ class Path(LayerEncoding):
             k = keys.x[..., chunk, :].to(dtype)
             beta = keys.values[STRENGTH][..., chunk].unsqueeze(-2).to(dtype)
             passed = keys.index[chunk] <= queries.index.unsqueeze(-1)
-            system = (w @ w.mT * beta).tril(-1) + torch.eye(w.shape[-2], dtype=dtype, device=w.device)
+            eye = torch.eye(w.shape[-2], dtype=dtype, device=w.device)
+            system = (w @ w.mT * beta).tril(-1) + eye
+            right_side = (u @ w.mT * beta).masked_fill(~passed, 0)
             taken = torch.linalg.solve_triangular(
-                system, (u @ w.mT * beta).masked_fill(~passed, 0), upper=False, left=False, unitriangular=True
+                system, right_side, upper=False, left=False, unitriangular=True
             )
-            scores.append(u @ k.mT - taken @ (w @ k.mT).tril(-1))
+            corrections = taken @ (w @ k.mT).tril(-1)
+            scores.append(u @ k.mT - corrections)
             u = u - taken @ w
-        return scale * torch.cat(scores[::-1], -1)
+        scores.reverse()
+        return scale * torch.cat(scores, -1)

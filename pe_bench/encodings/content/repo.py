@@ -24,8 +24,16 @@ layers and in the last 22 of 32; by default the same share has RePo here.
 import torch
 from torch import Tensor, nn
 
-from pe_bench.encodings.base import Base, LayerEncoding, Natural, PositionalEncoding, Side, full_precision
-from pe_bench.encodings.rotary.rope import RoPE, rope_frequencies, turn_both
+from pe_bench.encodings.base import (
+    Base,
+    LayerEncoding,
+    Natural,
+    PositionalEncoding,
+    Side,
+    full_precision,
+    precise,
+)
+from pe_bench.encodings.rotary.rope import RoPE, angles_at, rope_frequencies, turn_both
 from pe_bench.errors import require
 
 POSITION = "repo_position"
@@ -52,14 +60,16 @@ class RePo(PositionalEncoding):
         base: Base = 500_000.0,
     ):
         super().__init__()
-        self.from_layer = n_layers * 5 // 16 if from_layer is None else from_layer
+        default = n_layers * 5 // 16
+        self.from_layer = default if from_layer is None else from_layer
         message = (
             f"encoding.from_layer={from_layer} leaves plain rope in all model.n_layers={n_layers} layers"
         )
         require(self.from_layer < n_layers, f"{message}: give at most {n_layers - 1}")
         self.plain = RoPE(d_head, base)
-        layers = [RePoLayer(d_model, n_heads, d_head, base) for _ in range(self.from_layer, n_layers)]
-        self.learned = nn.ModuleList(layers)
+        self.learned = nn.ModuleList()
+        for _ in range(self.from_layer, n_layers):
+            self.learned.append(RePoLayer(d_model, n_heads, d_head, base))
 
     def layer(self, number: int) -> LayerEncoding:
         if number < self.from_layer:
@@ -90,11 +100,12 @@ class RePoLayer(LayerEncoding):
             return {POSITION: nn.functional.linear(features, self.output_weight).mT}  # [B, H, T]
 
     def transform(self, queries: Side, keys: Side) -> tuple[Tensor, Tensor]:
-        precise = torch.promote_types(keys.x.dtype, torch.float32)
-        angles = keys.values[POSITION].double().unsqueeze(-1) * self.frequencies.double()
-        return turn_both(queries, keys, angles.cos().to(precise), angles.sin().to(precise))
+        dtype = precise(keys.x.dtype)
+        angles = angles_at(keys.values[POSITION], self.frequencies)
+        return turn_both(queries, keys, angles.cos().to(dtype), angles.sin().to(dtype))
 
 
 def _initial(*shape: int) -> nn.Parameter:
-    weights = torch.empty(shape)
-    return nn.Parameter(nn.init.trunc_normal_(weights, std=SPREAD, a=-CUT_OFF, b=CUT_OFF))
+    weights = nn.Parameter(torch.empty(shape))
+    nn.init.trunc_normal_(weights, std=SPREAD, a=-CUT_OFF, b=CUT_OFF)
+    return weights

@@ -18,12 +18,10 @@ each head to itself, which their largest models use; these are left out. Matrice
 as all linear layers here, and conv is uniform within 1/2.
 """
 
-import math
-
-import torch
 from torch import Tensor, nn
 
-from pe_bench.encodings.base import AtLeast1, Base, LayerEncoding, Side, full_precision
+from pe_bench.encodings.base import AtLeast1, Base, LayerEncoding, Side, full_precision, precise
+from pe_bench.encodings.initial import random_matrix, random_taps
 from pe_bench.encodings.rotary.rope import rope_frequencies, turn_both
 from pe_bench.errors import require
 
@@ -48,24 +46,26 @@ class SelectiveRoPE(LayerEncoding):
         self.n_heads = n_heads
         self.frequencies = nn.Buffer(rope_frequencies(d_head, base), persistent=False)
         pairs = n_heads * d_head // 2
-        self.down = nn.Parameter(torch.randn(rank, d_model) / math.sqrt(d_model))
-        self.up = nn.Parameter(torch.randn(pairs, rank) / math.sqrt(rank))
-        self.conv = nn.Parameter((2 * torch.rand(pairs, TAPS) - 1) / math.sqrt(TAPS))
+        self.down = random_matrix(rank, d_model)
+        self.up = random_matrix(pairs, rank)
+        self.conv = random_taps(pairs, TAPS)
 
     def prepare(self, x: Tensor) -> dict[str, Tensor]:
         # Errors of an angle add up over thousands of tokens: float64, also where a model is autocast.
         with full_precision(x):
             shares = x.double().unflatten(-1, (self.n_heads, -1))
-            norms = (shares.square().sum(-1, keepdim=True) + EPSILON).sqrt()
-            down, up, conv = (weight.double() for weight in (self.down, self.up, self.conv))
-            mapped = nn.functional.linear(nn.functional.linear((shares / norms).flatten(-2), down), up)
+            squares = shares.square().sum(-1, keepdim=True)
+            normed = shares / (squares + EPSILON).sqrt()
+            compressed = nn.functional.linear(normed.flatten(-2), self.down.double())
+            mapped = nn.functional.linear(compressed, self.up.double())
             before = nn.functional.pad(mapped.mT, (TAPS - 1, 0))
-            phi = nn.functional.conv1d(before, conv.unsqueeze(1), groups=len(conv))
-            angles = phi.cumsum(-1).unflatten(1, (self.n_heads, -1))
+            conv = self.conv.double().unsqueeze(1)
+            phi = nn.functional.conv1d(before, conv, groups=len(conv))
+            turns = phi.cumsum(-1)
+            angles = turns.unflatten(1, (self.n_heads, -1))
             return {ANGLES: angles * self.frequencies.double().unsqueeze(-1)}  # [B, H, K/2, T]
 
     def transform(self, queries: Side, keys: Side) -> tuple[Tensor, Tensor]:
-        dtype = torch.promote_types(keys.x.dtype, torch.float32)
+        dtype = precise(keys.x.dtype)
         angles = keys.values[ANGLES].mT
-        cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
-        return turn_both(queries, keys, cos, sin)
+        return turn_both(queries, keys, angles.cos().to(dtype), angles.sin().to(dtype))

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from pe_bench.encodings.base import LayerEncoding, Side
-from pe_bench.encodings.content.running_sums import sums_from_the_end
+from pe_bench.encodings.base import LayerEncoding, Side, precise
+from pe_bench.encodings.content.running_sums import suffix_sums
 
 
 class StickBreaking(LayerEncoding):
@@ -45,28 +45,31 @@ class StickBreaking(LayerEncoding):
         output = weights @ v
         if not self.remainder:
             return output
-        rest = 1 - weights.sum(-1, keepdim=True, dtype=torch.promote_types(weights.dtype, torch.float32))
-        itself = queries.index - keys.index[0]
-        return output + rest.to(v.dtype) * v[..., itself, :]
+        total = weights.sum(-1, keepdim=True, dtype=precise(weights.dtype))
+        remainder = (1 - total).to(v.dtype)
+        own_key = queries.index - keys.index[0]
+        return output + remainder * v[..., own_key, :]
 
 
 class _Breaking(torch.autograd.Function):
     """The weights, with a gradient written by hand: automatic differentiation takes twice as long or more.
 
-    If g is the gradient of w, that of z_ij is w_ij g_ij - s(z_ij) sum_{l <= j} w_il g_il.
+    With g the gradient of w, the gradient of z_ij is w_ij g_ij - s(z_ij) sum_{l <= j} w_il g_il.
     """
 
     @staticmethod
     def forward(ctx: Any, scores: Tensor, visible: Tensor) -> Tensor:
         def passed(keys: slice) -> Tensor:
-            return nn.functional.logsigmoid(-scores[..., keys]).masked_fill_(~visible[..., keys], 0)
+            log_passed = nn.functional.logsigmoid(-scores[..., keys])
+            return log_passed.masked_fill_(~visible[..., keys], 0)
 
         count = scores.shape[-1]
         least = least_exponent(scores.dtype)
-        left = sums_from_the_end(count, passed, lambda left: left < least)
+        left = suffix_sums(count, passed, lambda left: left < least)
         near = slice(count - left.shape[-1], count)
-        # The sum of the keys after j only: one place further.
-        weights = nn.functional.pad(left[..., 1:], (0, 1)).exp_()
+        # The stick that reaches key j is left by the keys after j: one place further.
+        left_before = nn.functional.pad(left[..., 1:], (0, 1))
+        weights = left_before.exp_()
         weights *= scores[..., near].sigmoid()
         weights.masked_fill_(~visible[..., near], 0)
         weights = nn.functional.pad(weights, (near.start, 0)) if near.start else weights
@@ -78,7 +81,8 @@ class _Breaking(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
         scores, visible, weights = ctx.saved_tensors
         weighted = weights * gradients[0]
-        gradient = weighted.addcmul(scores.sigmoid(), weighted.cumsum(-1), value=-1)
+        sums = weighted.cumsum(-1)
+        gradient = weighted.addcmul(scores.sigmoid(), sums, value=-1)
         return gradient.masked_fill_(~visible, 0), None
 
 

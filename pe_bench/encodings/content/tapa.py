@@ -19,10 +19,9 @@ their RoPE; at our rate a tiny model went through its first 150 steps as smoothl
 
 import math
 
-import torch
 from torch import Tensor
 
-from pe_bench.encodings.base import LayerEncoding, Positive, Share, Side
+from pe_bench.encodings.base import LayerEncoding, Positive, Share, Side, distances, precise
 from pe_bench.errors import require
 
 
@@ -39,16 +38,19 @@ class TAPA(LayerEncoding):
         # 0.29 * 100 is 28.999.. in floating point.
         self.split = math.floor(amplitude * d_head + 1e-9)
         message = f"encoding.amplitude={amplitude} leaves no feature of model.d_head={d_head} to"
-        require(self.split > 0, f"{message} the amplitude: give at least {1 / d_head:g}")
-        require(self.split < d_head, f"{message} the phase: give at most {1 - 1 / d_head:g}")
+        least = 1 / d_head
+        require(self.split > 0, f"{message} the amplitude: give at least {least:g}")
+        require(self.split < d_head, f"{message} the phase: give at most {1 - least:g}")
 
     def scores(self, queries: Side, keys: Side, scale: float) -> Tensor:
-        precise = torch.promote_types(queries.x.dtype, torch.float32)
-        q, q_phase = queries.x.to(precise).tensor_split([self.split], -1)
-        k, k_phase = keys.x.to(precise).tensor_split([self.split], -1)
-        distance = (queries.position.unsqueeze(-1) - keys.position.unsqueeze(-2)).abs()
-        turns = (distance.double() ** self.power).to(precise) * (q_phase @ k_phase.mT)
-        phase = 2 * math.pi / math.sqrt(q_phase.shape[-1]) * turns
+        dtype = precise(queries.x.dtype)
+        q, q_phase = queries.x.to(dtype).tensor_split([self.split], -1)
+        k, k_phase = keys.x.to(dtype).tensor_split([self.split], -1)
+        distance = distances(queries, keys).abs()
+        power = (distance.double() ** self.power).to(dtype)
+        turns = power * (q_phase @ k_phase.mT)
+        full_turn = 2 * math.pi / math.sqrt(q_phase.shape[-1])
         # `scale` is for all features of a head; the amplitude has fewer.
         share = self.split / queries.x.shape[-1]
-        return scale / math.sqrt(share) * (q @ k.mT) * phase.cos()
+        amplitude = scale / math.sqrt(share) * (q @ k.mT)
+        return amplitude * (full_turn * turns).cos()

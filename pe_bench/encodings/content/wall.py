@@ -16,12 +16,11 @@ default; they are left out. W is N(0, 1/D) at first, as all linear layers here. 
 over ever smaller blocks of keys.
 """
 
-import math
-
 import torch
 from torch import Tensor, nn
 
-from pe_bench.encodings.base import LayerEncoding, Side, full_precision
+from pe_bench.encodings.base import LayerEncoding, Side, full_precision, precise
+from pe_bench.encodings.initial import random_matrix
 
 FORGOTTEN = "wall_log_forget"
 INITIAL_BIAS = 8.0
@@ -33,57 +32,66 @@ class Wall(LayerEncoding):
     def __init__(self, d_model: int, n_heads: int, d_head: int):
         super().__init__()
         self.n_heads = n_heads
-        self.weight = nn.Parameter(torch.randn(n_heads * d_head, d_model) / math.sqrt(d_model))
+        self.weight = random_matrix(n_heads * d_head, d_model)
         self.intercept = nn.Parameter(torch.full((n_heads * d_head,), INITIAL_BIAS))
 
     def prepare(self, x: Tensor) -> dict[str, Tensor]:
         # A sum over thousands of tokens: never in half precision, not even where a model is autocast.
         with full_precision(x):
-            gate = nn.functional.linear(x.to(self.weight.dtype), self.weight, self.intercept)
+            x = x.to(self.weight.dtype)
+            gate = nn.functional.linear(x, self.weight, self.intercept)
             passed = nn.functional.logsigmoid(gate).mT.double().cumsum(-1)
             return {FORGOTTEN: passed.unflatten(1, (self.n_heads, -1))}  # [B, H, K, T]
 
     def scores(self, queries: Side, keys: Side, scale: float) -> Tensor:
-        """Multiply what is left of queries and of keys at a token between them, so that neither overflows.
+        """Fade queries and keys up to a token between them, and multiply: so neither overflows.
 
-        For the keys before the block that is its first query; for those in it `_within`.
+        For keys before the block, the token is the block's first query; for keys of the block see `_within`.
         """
-        dtype = torch.promote_types(queries.x.dtype, torch.float32)
-        q, k = queries.x.to(dtype), keys.x.to(dtype)
-        query_forgotten, key_forgotten = (
-            queries.values[FORGOTTEN].mT,
-            keys.values[FORGOTTEN].mT,
-        )  # [B, H, n, K]
+        dtype = precise(queries.x.dtype)
+        q = queries.x.to(dtype)
+        k = keys.x.to(dtype)
         before = k.shape[-2] - q.shape[-2]
+        query_forgotten = queries.values[FORGOTTEN].mT  # [B, H, Q, K]
+        forgotten_before = keys.values[FORGOTTEN].mT[..., :before, :]
         first = query_forgotten[..., :1, :]
         faded_q = q * (query_forgotten - first).to(dtype).exp()
-        faded_k = k[..., :before, :] * (first - key_forgotten[..., :before, :]).to(dtype).exp()
+        faded_k = k[..., :before, :] * (first - forgotten_before).to(dtype).exp()
         within = _within(q, k[..., before:, :], query_forgotten)
         return scale * torch.cat([faded_q @ faded_k.mT, within], -1)
 
 
 def _within(q: Tensor, k: Tensor, passed: Tensor) -> Tensor:
-    """Return the scores of as many keys as queries [.., n, K]; those of keys after a query are 0.
+    """Return the unscaled scores [.., n, n] of a block of n queries and their own keys [.., n, K].
 
-    Keys of the first half of a block fade up to its middle and queries of the second half from there. Halves
-    are blocks likewise, all of one size at once.
+    passed: P [.., n, K]. Scores of keys after the query are 0. The scores of a block are built from those of
+    its two halves, all blocks of one size at once: keys of the first half fade up to the block's middle, and
+    queries of the second half from there.
     """
-    count, width = q.shape[-2:]
+    count = q.shape[-2]
     size = 1 << (count - 1).bit_length()
-    padded = (0, 0, 0, size - count)
-    q, k = nn.functional.pad(q, padded), nn.functional.pad(k, padded)
-    passed = torch.cat([passed, passed[..., -1:, :].expand(*passed.shape[:-2], size - count, width)], -2)
-    scores = (q * k).sum(-1)[..., None, None]
+    q, k = (nn.functional.pad(x, (0, 0, 0, size - count)) for x in (q, k))
+    last = passed[..., -1:, :].expand(*passed.shape[:-2], size - count, -1)
+    passed = torch.cat([passed, last], -2)
+    own_scores = (q * k).sum(-1)
+    scores = own_scores[..., None, None]
     half = 1
     while half < size:
-        (_, q_later), (k_earlier, _), (p_earlier, p_later) = (
-            x.unflatten(-2, (-1, 2, half)).unbind(-3) for x in (q, k, passed)
-        )
-        middle = p_later[..., :1, :]
-        faded_q = q_later * (p_later - middle).to(q.dtype).exp()
-        faded_k = k_earlier * (middle - p_earlier).to(q.dtype).exp()
+        _, later_q = _halves(q, half)
+        earlier_k, _ = _halves(k, half)
+        passed_earlier, passed_later = _halves(passed, half)
+        middle = passed_later[..., :1, :]
+        faded_q = later_q * (passed_later - middle).to(q.dtype).exp()
+        faded_k = earlier_k * (middle - passed_earlier).to(q.dtype).exp()
         first, second = scores.unflatten(-3, (-1, 2)).unbind(-3)
         upper = torch.cat([first, torch.zeros_like(first)], -1)
-        scores = torch.cat([upper, torch.cat([faded_q @ faded_k.mT, second], -1)], -2)
+        lower = torch.cat([faded_q @ faded_k.mT, second], -1)
+        scores = torch.cat([upper, lower], -2)
         half *= 2
     return scores.squeeze(-3)[..., :count, :count]
+
+
+def _halves(x: Tensor, half: int) -> tuple[Tensor, Tensor]:
+    """Return the first and the second half [.., blocks, half, K] of each block of x [.., n, K]."""
+    first, second = x.unflatten(-2, (-1, 2, half)).unbind(-3)
+    return first, second

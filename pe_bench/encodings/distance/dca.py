@@ -48,28 +48,34 @@ class DualChunk(EffectiveDistance):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        size = max(1, 3 * self.train_length // 4) if self.chunk_size is None else self.chunk_size
+        size = self.chunk_size
+        if size is None:
+            size = max(1, 3 * self.train_length // 4)
         local = self.train_length // 8 if self.local_window is None else self.local_window
         require(local < size, f"encoding.local_window={local} must leave room in encoding.chunk_size={size}")
         self.largest = size
         self.keep_near(size - local, self.train_length)
 
     def transform(self, queries: Side, keys: Side) -> tuple[Tensor, Tensor]:
-        """Turn the keys once, and the queries for keys of their chunk, of the one before and of others."""
+        """Turn keys once, and queries for keys of their own chunk, of the chunk before and of others."""
         if keys.x.shape[-2] <= self.plain_length:
             return super().transform(queries, keys)
         in_chunk = queries.position % self.near
         following = (in_chunk + self.near).clamp(max=self.largest)
-        further = torch.full_like(in_chunk, min(2 * self.near - 1, self.largest))
+        farthest = min(2 * self.near - 1, self.largest)
+        further = torch.full_like(in_chunk, farthest)
         turned_keys = self.turned(keys, keys.position % self.near)
         return self.turned(queries, in_chunk, following, further), turned_keys
 
     def terms(self, queries: Side, keys: Side) -> list[ScoreTerm]:
-        chunk_of_query, chunk_of_key = (
-            side.position.div(self.near, rounding_mode="floor") for side in (queries, keys)
-        )
-        between = chunk_of_query.unsqueeze(-1) - chunk_of_key.unsqueeze(-2)
+        query_chunk = queries.position.div(self.near, rounding_mode="floor")
+        key_chunk = keys.position.div(self.near, rounding_mode="floor")
+        between = query_chunk.unsqueeze(-1) - key_chunk.unsqueeze(-2)
         if queries.x.shape[-1] == keys.x.shape[-1]:
             return [ScoreTerm(queries.x, keys.x, torch.ones_like(between, dtype=torch.bool))]
-        masks = (between <= 0, between == 1, between >= 2)
-        return [ScoreTerm(q, keys.x, mask) for q, mask in zip(queries.x.chunk(3, -1), masks, strict=True)]
+        own_q, following_q, further_q = queries.x.chunk(3, -1)
+        return [
+            ScoreTerm(own_q, keys.x, between <= 0),
+            ScoreTerm(following_q, keys.x, between == 1),
+            ScoreTerm(further_q, keys.x, between >= 2),
+        ]

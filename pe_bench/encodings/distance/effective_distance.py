@@ -1,8 +1,8 @@
-"""Rotary scores at a distance that is the true one nearby and another far away.
+"""Rotary scores at the true distance of near tokens and at a shortened distance of far tokens.
 
-What ReRoPE and its kin share: queries and keys are turned twice, by their positions and by other ones, and
-every pair of tokens has the score of one of the two. Which keys are visible is a matter of indices, how far
-they are of positions; the two differ where ids jump.
+ReRoPE and its kin turn queries and keys twice, by their positions and by other positions, and take each
+pair's score from one of the two rotations. Visibility follows from indices, distance from positions; these
+differ where ids jump.
 """
 
 from dataclasses import dataclass
@@ -10,13 +10,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from pe_bench.encodings.base import ScoreTerm, Side
+from pe_bench.encodings.base import ScoreTerm, Side, distances
 from pe_bench.encodings.rotary.rope import Rotary, rotate, rotate_both
 
 
 @dataclass(eq=False)
 class EffectiveDistance(Rotary):
-    """The true distance within a window, and beyond it that of `far_positions`: by default the window's."""
+    """The true distance within a window, beyond it the distance of `far_positions`: by default the window."""
 
     claims = frozenset({"shift_invariant", "prefix_consistent"})
 
@@ -25,32 +25,35 @@ class EffectiveDistance(Rotary):
         self.frequencies = nn.Buffer(self.usual_frequencies(), persistent=False)
 
     def keep_near(self, window: int, train_length: int = 0) -> None:
-        """Keep distances true within a window, and in texts of up to `train_length` tokens.
+        """Keep distances true within a window, and in all texts of up to `train_length` tokens.
 
-        With that training is plain RoPE.
+        Training at this length is then plain RoPE.
         """
         self.near, self.plain_length = window, train_length
-        if window < train_length:  # such a text has distances that it has not as the prefix of a longer one
+        if window < train_length:  # a text within train_length has other distances as a longer text's prefix
             self.claims = self.claims - {"prefix_consistent"}
 
     def far_positions(self, q_position: Tensor, k_position: Tensor) -> tuple[Tensor, Tensor]:
-        """Return positions of the queries and of the keys whose difference is the distance far away."""
-        return q_position.new_full(q_position.shape, self.near), k_position.new_zeros(k_position.shape)
+        """Return positions of queries and of keys whose difference is the distance of far pairs."""
+        far_q = q_position.new_full(q_position.shape, self.near)
+        return far_q, k_position.new_zeros(k_position.shape)
 
     def is_near(self, queries: Side, keys: Side) -> Tensor:
-        """Return which pairs [.., Q, N] have their true distance."""
-        return queries.position.unsqueeze(-1) - keys.position.unsqueeze(-2) < self.near
+        """Return the mask [.., Q, N] of the pairs at their true distance."""
+        return distances(queries, keys) < self.near
 
     def transform(self, queries: Side, keys: Side) -> tuple[Tensor, Tensor]:
-        """Turn by the positions and, twice as wide, also by the far ones, where there are any."""
+        """Turn by positions and, with far pairs, also by far positions: the result is then twice as wide."""
         if keys.x.shape[-2] <= self.plain_length:
             return rotate_both(queries, keys, self.frequencies, self.layout)
         far_q, far_k = self.far_positions(queries.position, keys.position)
-        return self.turned(queries, queries.position, far_q), self.turned(keys, keys.position, far_k)
+        turned_q = self.turned(queries, queries.position, far_q)
+        return turned_q, self.turned(keys, keys.position, far_k)
 
     def turned(self, side: Side, *positions: Tensor) -> Tensor:
-        """Return a side turned by each of the positions, beside one another."""
-        return torch.cat([rotate(side.x, p, self.frequencies, self.layout) for p in positions], -1)
+        """Return x turned by each of the positions, concatenated along the width."""
+        turned = [rotate(side.x, each, self.frequencies, self.layout) for each in positions]
+        return torch.cat(turned, -1)
 
     def scores(self, queries: Side, keys: Side, scale: float) -> Tensor:
         near, *far = self.terms(queries, keys)
@@ -63,5 +66,6 @@ class EffectiveDistance(Rotary):
         is_near = self.is_near(queries, keys)
         if queries.x.shape[-1] == queries.raw.shape[-1]:
             return [ScoreTerm(queries.x, keys.x, torch.ones_like(is_near))]
-        (near_q, far_q), (near_k, far_k) = queries.x.chunk(2, -1), keys.x.chunk(2, -1)
+        near_q, far_q = queries.x.chunk(2, -1)
+        near_k, far_k = keys.x.chunk(2, -1)
         return [ScoreTerm(near_q, near_k, is_near), ScoreTerm(far_q, far_k, ~is_near)]

@@ -35,6 +35,7 @@ class LeakyReRoPE(ReRoPE):
     factor: Factor = 32.0
 
     def far_positions(self, q_position: Tensor, k_position: Tensor) -> tuple[Tensor, Tensor]:
-        # Float64, because these are angles.
+        # Float64, because positions become angles.
         beyond = q_position.double() - self.near
-        return self.near + beyond / self.factor, k_position.double() / self.factor
+        far_q = self.near + beyond / self.factor
+        return far_q, k_position.double() / self.factor

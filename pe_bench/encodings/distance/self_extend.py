@@ -55,5 +55,6 @@ class SelfExtend(EffectiveDistance):
         self.keep_near(in_groups, self.train_length)
 
     def far_positions(self, q_position: Tensor, k_position: Tensor) -> tuple[Tensor, Tensor]:
-        groups_q, groups_k = (p.div(self.group_size, rounding_mode="floor") for p in (q_position, k_position))
-        return groups_q + self.near - self.near // self.group_size, groups_k
+        q_group = q_position.div(self.group_size, rounding_mode="floor")
+        k_group = k_position.div(self.group_size, rounding_mode="floor")
+        return q_group + self.near - self.near // self.group_size, k_group

@@ -45,10 +45,12 @@ class Streaming(EffectiveDistance):
         self.keep_near(self.cache - self.sinks)
 
     def far_positions(self, q_position: Tensor, k_position: Tensor) -> tuple[Tensor, Tensor]:
-        return q_position.new_full(q_position.shape, self.cache - 1), k_position - k_position[..., :1]
+        last_place = q_position.new_full(q_position.shape, self.cache - 1)
+        return last_place, k_position - k_position[..., :1]
 
     def is_near(self, queries: Side, keys: Side) -> Tensor:
-        return self._is_latest(queries, keys) | (queries.index < self.cache).unsqueeze(-1)
+        is_early = queries.index < self.cache
+        return self._is_latest(queries, keys) | is_early.unsqueeze(-1)
 
     def visible(self, queries: Side, keys: Side) -> Tensor:
         kept = self._is_latest(queries, keys) | (keys.index < self.sinks)

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pe_bench.encodings.base import AtLeast1, Positive, Side
+from pe_bench.encodings.base import AtLeast1, Positive, Side, precise
 from pe_bench.encodings.distance.effective_distance import EffectiveDistance
 from pe_bench.errors import require
 
@@ -47,17 +47,17 @@ class String(EffectiveDistance):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        first = max(1, self.train_length // 3) if self.shift_from is None else self.shift_from
-        local = max(1, self.train_length // 32) if self.local_window is None else self.local_window
+        first = self.shift_from or max(1, self.train_length // 3)
+        local = self.local_window or max(1, self.train_length // 32)
         wrong = f"encoding.local_window={local} must be at most encoding.shift_from={first}"
         require(local <= first, f"{wrong}: distances are shortened")
         self.keep_near(first)
         self.shortened_by = first - local
-        self.factor = 0.1 * math.log(2) + 1 if self.attention_factor is None else self.attention_factor
+        self.factor = self.attention_factor or 0.1 * math.log(2) + 1
 
     def far_positions(self, q_position: Tensor, k_position: Tensor) -> tuple[Tensor, Tensor]:
         return q_position - self.shortened_by, k_position
 
     def logit_scale(self, queries: Side) -> Tensor:
-        precise = torch.promote_types(queries.raw.dtype, torch.float32)
-        return torch.full((), self.factor**2, dtype=precise, device=queries.x.device)
+        dtype = precise(queries.raw.dtype)
+        return torch.full((), self.factor**2, dtype=dtype, device=queries.x.device)

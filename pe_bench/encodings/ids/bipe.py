@@ -41,7 +41,7 @@ class BiPE(PositionalEncoding):
 
     claims = frozenset({"shift_invariant", "prefix_consistent"})
 
-    is_separator: Tensor | None
+    is_separator: Tensor | None  # [V]
 
     def __init__(self, d_model: int, max_position: AtLeast1, separators: list[str] = SEPARATORS):
         super().__init__()
@@ -64,11 +64,14 @@ class BiPE(PositionalEncoding):
     def embed(self, x: Tensor, ids: Tensor, tokens: Tensor) -> Tensor:
         index = torch.arange(tokens.shape[-1], device=tokens.device)
         start = (index * self._starts(tokens)).cummax(-1).values
-        place = (index - start).clamp(max=len(self.table) - 1)
+        last_row = len(self.table) - 1
+        place = (index - start).clamp(max=last_row)
         return x + self.table[place].to(x.dtype)
 
     def _starts(self, tokens: Tensor) -> Tensor:
-        """Return whether a token [B, T] follows a separator, which belongs to the segment that it ends."""
+        """Return 1 for each token [B, T] that begins a segment after a separator, 0 for the others."""
         require(self.is_separator is not None, NO_VOCABULARY)
         assert self.is_separator is not None
-        return torch.cat([torch.zeros_like(tokens[:, :1]), self.is_separator[tokens[:, :-1]]], -1)
+        first = torch.zeros_like(tokens[:, :1])
+        after_separator = self.is_separator[tokens[:, :-1]]
+        return torch.cat([first, after_separator], -1)

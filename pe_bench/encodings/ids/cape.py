@@ -60,5 +60,7 @@ class CAPE(PositionalEncoding):
             unit = torch.rand(batch, count, dtype=torch.float64, generator=generator, device=device)
             return ((2 * unit - 1) * largest).to(index.device)
 
-        shift = draw(self.max_global_shift, 1) + draw(self.max_local_shift, len(index))
-        return ((index + shift) * draw(math.log(self.max_scale), 1).exp()).float()
+        global_shift = draw(self.max_global_shift, 1)
+        shift = global_shift + draw(self.max_local_shift, len(index))
+        scale = draw(math.log(self.max_scale), 1).exp()
+        return ((index + shift) * scale).float()

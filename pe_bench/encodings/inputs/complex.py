@@ -47,7 +47,8 @@ class Complex(PositionalEncoding):
 
     def read_vocabulary(self, texts: Sequence[str]) -> None:
         if texts:
-            self.multiples = nn.Parameter(torch.ones(len(texts), len(self.base_frequencies)))
+            shape = (len(texts), len(self.base_frequencies))
+            self.multiples = nn.Parameter(torch.ones(shape))
 
     def embed(self, x: Tensor, ids: Tensor, tokens: Tensor) -> Tensor:
         require(self.multiples is not None, NO_VOCABULARY)

@@ -26,8 +26,9 @@ from pe_bench.encodings.base import AtLeast2, PositionalEncoding
 def causal_convolution(x: Tensor, weight: Tensor) -> Tensor:
     """Convolve each feature of x [B, T, D] with its weights [D, kernel], the last for the token itself."""
     kernel = weight.shape[-1]
+    length = x.shape[1]
     padded = nn.functional.pad(x, (0, 0, kernel - 1, 0))
-    products = [weight[:, m] * padded[:, m : m + x.shape[1]] for m in range(kernel)]
+    products = [weight[:, m] * padded[:, m : m + length] for m in range(kernel)]
     return torch.stack(products).sum(0)
 
 

@@ -54,7 +54,7 @@ class Learned(PositionalEncoding):
         return x + self.rows(ids).to(x.dtype)
 
     def rows(self, ids: Tensor) -> Tensor:
-        """Return the vectors added at positions [..]: [.., D]."""
+        """Return the vectors [.., D] that are added at positions [..]."""
         return table_rows(self.table, ids, self.overflow)
 
 
@@ -64,21 +64,23 @@ def require_table(overflow: Overflow, positions: str) -> None:
 
 
 def table_rows(table: Tensor, ids: Tensor, overflow: Overflow) -> Tensor:
-    """Return rows [.., D] of a table [max_position, D] at positions [..], beyond it as `overflow` says."""
+    """Return rows [.., D] of a table [max_position, D] at positions [..]; `overflow` says what is beyond."""
     return rows_between(table, _within(len(table), ids, overflow))
 
 
 def rows_between(table: Tensor, position: Tensor) -> Tensor:
-    """Return rows of a table, interpolated where a position lies between two of them."""
+    """Return rows of a table [n, D] at positions [..], interpolated between rows: [.., D]."""
     if not position.is_floating_point():
         return table[position]
-    below = position.floor().long().clamp(max=len(table) - 1)
-    above = (below + 1).clamp(max=len(table) - 1)
+    last = len(table) - 1
+    below = position.floor().long().clamp(max=last)
+    above = (below + 1).clamp(max=last)
     share = (position - below).unsqueeze(-1).to(table.dtype)
     return torch.lerp(table[below], table[above], share)
 
 
 def _within(count: int, ids: Tensor, overflow: Overflow) -> Tensor:
+    """Return the ids, brought within the rows 0 to count - 1 of a table. Raises `LengthError`."""
     last = count - 1
     smallest = float(ids.min())
     largest = float(ids.max())
@@ -87,8 +89,9 @@ def _within(count: int, ids: Tensor, overflow: Overflow) -> Tensor:
     if overflow == "clamp":
         return ids.clamp(0, last)
     if overflow == "interpolate":
-        # A sequence's own length alone decides how far the rows are stretched for it.
-        lengths = ids.double().amax(-1, keepdim=True).clamp(min=max(last, 1))
+        # Only a sequence's own length decides how far its rows are stretched.
+        longest = ids.double().amax(-1, keepdim=True)
+        lengths = longest.clamp(min=max(last, 1))
         return ids.clamp(min=0) * (last / lengths)
     missing = largest if largest > last else smallest
     raise LengthError(

@@ -21,7 +21,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from pe_bench.encodings.base import AtLeast1, PositionalEncoding, Positive
+from pe_bench.encodings.base import AtLeast1, PositionalEncoding, Positive, precise
 from pe_bench.encodings.inputs.learned import PAST_TRAINING, Overflow, require_table, table_rows
 from pe_bench.encodings.inputs.sinusoidal import sinusoids
 
@@ -60,11 +60,13 @@ class Multiplicative(PositionalEncoding):
         self.past_training = PAST_TRAINING[overflow]
         if overflow == "interpolate":
             self.claims = frozenset()  # how far the rows are stretched depends on the length
-        self.table = nn.Parameter(0.02 / alpha * torch.randn(max_position, d_model))
+        initial = 0.02 / alpha * torch.randn(max_position, d_model)
+        self.table = nn.Parameter(initial)
 
     def embed(self, x: Tensor, ids: Tensor, tokens: Tensor) -> Tensor:
-        precise = torch.promote_types(x.dtype, torch.float32)
-        return (x * (1 + self.alpha * self._positions(ids).to(precise))).to(x.dtype)
+        positions = self._positions(ids).to(precise(x.dtype))
+        factors = 1 + self.alpha * positions
+        return (x * factors).to(x.dtype)
 
     def _positions(self, ids: Tensor) -> Tensor:
         if self.table is None:

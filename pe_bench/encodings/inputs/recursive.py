@@ -55,7 +55,8 @@ def rk4_step(field: Field, p: Tensor, t: Tensor, step: float) -> Tensor:
     second = field(p + step / 2 * first, half)
     third = field(p + step / 2 * second, half)
     fourth = field(p + step * third, t + step)
-    return p + step / 6 * (first + 2 * second + 2 * third + fourth)
+    total = first + 2 * second + 2 * third + fourth
+    return p + step / 6 * total
 
 
 class Recursive(PositionalEncoding):
@@ -80,11 +81,13 @@ class Recursive(PositionalEncoding):
     def embed(self, x: Tensor, ids: Tensor, tokens: Tensor) -> Tensor:
         # A step repeated thousands of times is never in half precision, not even in an autocast model.
         with full_precision(x):
-            states = self.states(1 + max(1, int(ids.max().ceil())))
-        return x + rows_between(states, ids.clamp(min=0)).to(x.dtype)
+            last = max(1, int(ids.max().ceil()))
+            states = self.states(last + 1)
+        added = rows_between(states, ids.clamp(min=0))
+        return x + added.to(x.dtype)
 
     def states(self, count: int) -> Tensor:
-        """Return p_0 .. p_{count-1}, [count, D]; at least two."""
+        """Return the states p_0 to p_{count-1}, [count, D], for a count of at least 2."""
         index = torch.arange(count, dtype=self.start.dtype, device=self.start.device)
         return self.cell(self.start, self.time_step * index, self.time_step)
 
@@ -95,20 +98,24 @@ class GatedCell(nn.Module):
         self.unit = nn.GRU(1, d_model)
 
     def forward(self, start: Tensor, times: Tensor, step: float) -> Tensor:
-        later, _ = self.unit(times[1:].unsqueeze(-1), start.unsqueeze(0))
-        return torch.cat([start.unsqueeze(0), later])
+        first = start.unsqueeze(0)
+        later, _ = self.unit(times[1:].unsqueeze(-1), first)
+        return torch.cat([first, later])
 
 
 class NetworkCell(nn.Module):
     def __init__(self, d_model: int):
         super().__init__()
-        self.layers = nn.Sequential(nn.Linear(d_model + 1, d_model), nn.ReLU(), nn.Linear(d_model, d_model))
+        hidden = nn.Linear(d_model + 1, d_model)
+        self.layers = nn.Sequential(hidden, nn.ReLU(), nn.Linear(d_model, d_model))
 
     def forward(self, start: Tensor, times: Tensor, step: float) -> Tensor:
         states = [start]
         for t in times[1:].split(1):
-            moved = states[-1] + self.layers(torch.cat([states[-1], t]))
-            states.append(nn.functional.rms_norm(moved, moved.shape) * 0.5**0.5)
+            change = self.layers(torch.cat([states[-1], t]))
+            moved = states[-1] + change
+            normed = nn.functional.rms_norm(moved, moved.shape)
+            states.append(normed * 0.5**0.5)
         return torch.stack(states)
 
 
@@ -116,7 +123,8 @@ class FlowCell(nn.Module):
     def __init__(self, d_model: int, solver: Callable[[Field, Tensor, Tensor, float], Tensor]):
         super().__init__()
         self.solver = solver
-        self.hidden, self.output = nn.Linear(d_model + 1, d_model), nn.Linear(d_model + 1, d_model)
+        self.hidden = nn.Linear(d_model + 1, d_model)
+        self.output = nn.Linear(d_model + 1, d_model)
         for layer in (self.hidden, self.output):  # as in the authors' code
             nn.init.xavier_uniform_(layer.weight)
             nn.init.zeros_(layer.bias)

@@ -28,13 +28,15 @@ Layout = Literal["interleaved", "concatenated", "neox"]
 
 
 def sinusoids(position: Tensor, width: int, base: float, layout: Layout) -> Tensor:
-    """Return PE [.., width] of positions [..], in float64."""
+    """Return PE [.., width] at positions [..], in float64."""
     pairs = (width + 1) // 2
     steps = max(pairs - 1, 1) if layout == "concatenated" else width / 2
     exponent = torch.arange(pairs, dtype=torch.float64, device=position.device) / steps
-    angle = position.double().unsqueeze(-1) * base**-exponent
+    frequencies = base**-exponent
+    angle = position.double().unsqueeze(-1) * frequencies
     if layout == "interleaved":
-        return torch.stack([angle.sin(), angle.cos()], -1).flatten(-2)[..., :width]
+        pairs_of_both = torch.stack([angle.sin(), angle.cos()], -1)
+        return pairs_of_both.flatten(-2)[..., :width]
     return torch.cat([angle.sin(), angle.cos()], -1)
 
 
@@ -52,10 +54,9 @@ class Sinusoidal(PositionalEncoding):
         self, d_model: int, base: Base = 10_000.0, layout: Layout = "interleaved", factor: Positive = 1.0
     ):
         super().__init__()
-        message = (
-            f"layout={layout} needs an even model.d_model, not {d_model}: say encoding.layout=interleaved"
-        )
-        require(d_model % 2 == 0 or layout == "interleaved", message)
+        fits = d_model % 2 == 0 or layout == "interleaved"
+        wrong = f"layout={layout} needs an even model.d_model, not {d_model}"
+        require(fits, f"{wrong}: say encoding.layout=interleaved")
         self.d_model = d_model
         self.base = base
         self.layout: Layout = layout
@@ -65,5 +66,6 @@ class Sinusoidal(PositionalEncoding):
         return x + self.rows(ids).to(x.dtype)
 
     def rows(self, ids: Tensor) -> Tensor:
-        """Return the vectors added at positions [..]: [.., D]."""
-        return sinusoids(ids.double() / self.factor, self.d_model, self.base, self.layout)
+        """Return the vectors [.., D] that are added at positions [..]."""
+        positions = ids.double() / self.factor
+        return sinusoids(positions, self.d_model, self.base, self.layout)

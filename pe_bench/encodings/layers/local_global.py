@@ -44,10 +44,10 @@ class Chunks(LayerEncoding):
         self.chunk = chunk
 
     def visible(self, queries: Side, keys: Side) -> Tensor:
-        query_chunk, key_chunk = (
-            side.index.div(self.chunk, rounding_mode="floor") for side in (queries, keys)
-        )
-        return (query_chunk.unsqueeze(-1) == key_chunk) & (keys.index <= queries.index.unsqueeze(-1))
+        query_index = queries.index.unsqueeze(-1)
+        query_chunk = query_index.div(self.chunk, rounding_mode="floor")
+        key_chunk = keys.index.div(self.chunk, rounding_mode="floor")
+        return (query_chunk == key_chunk) & (keys.index <= query_index)
 
     def ranges(self, start: int, stop: int) -> list[range]:
         return [range(start // self.chunk * self.chunk, stop)]
@@ -80,21 +80,22 @@ class LocalGlobal(PositionalEncoding):
         if first:
             are_global = [number % every == 0 for number in range(n_layers)]
         else:
-            are_global = [(number + 1) % min(every, n_layers) == 0 for number in range(n_layers)]
+            group = min(every, n_layers)
+            are_global = [(number + 1) % group == 0 for number in range(n_layers)]
         are_global[-1] |= last
         masks: list[LayerEncoding] = [] if window is None else [SlidingWindow(window)]
         masks += [] if chunk is None else [Chunks(chunk)]
-        parts = {
-            is_global: make(are_global.count(is_global))
-            for is_global, make in ((False, local), (True, global_))
-            if is_global in are_global
-        }
+        parts: dict[bool, PositionalEncoding] = {}
+        for is_global, build in ((False, local), (True, global_)):
+            if is_global in are_global:
+                parts[is_global] = build(are_global.count(is_global))
         for is_global, part in parts.items():
             for hook, what in SHARED.items():
+                option = "encoding.global" if is_global else "encoding.local"
                 message = f"changes {what}, which all layers share: choose one that acts in attention"
-                option = "global" if is_global else "local"
-                require(not part.overrides(hook), f"encoding.{option} {message}")
-        if False in parts and parts[False].layer(0).overrides("attend"):
+                require(not part.overrides(hook), f"{option} {message}")
+        local_layers = parts[False].layer(0) if False in parts else None
+        if local_layers is not None and local_layers.overrides("attend"):
             message = "limit softmax attention, which layers of encoding.local lack: set both to null"
             require(not masks, f"encoding.window and encoding.chunk {message}")
         self.holders = nn.ModuleList(parts.values())  # of the parameters

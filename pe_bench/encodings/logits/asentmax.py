@@ -72,7 +72,9 @@ class ASEntmax(LayerEncoding):
         scale, power = queries.values[SCALE], queries.values[POWER]
         logarithm = (queries.index + 2).double().log().to(scale.dtype)
         factor = self.delta + scale * logarithm**power
-        return nn.functional.pad(factor, (0, 0, self.plain, 0), value=1.0).unsqueeze(-1)
+        # The plain heads come first.
+        factors = nn.functional.pad(factor, (0, 0, self.plain, 0), value=1.0)
+        return factors.unsqueeze(-1)
 
     def weights(self, scores: Tensor, visible: Tensor) -> Tensor:
         weights: Tensor = _Entmax.apply(scores, visible)
@@ -82,15 +84,17 @@ class ASEntmax(LayerEncoding):
 class _Entmax(torch.autograd.Function):
     """Entmax with alpha = 1.5 over the last axis, exact, with its gradient.
 
-    With r = sqrt(w) and g the gradient of w, that of z is r (g - r . g / sum r).
+    With r = sqrt(w) and g the gradient of w, the gradient of z is r (g - r . g / sum r).
     """
 
     @staticmethod
     def forward(ctx: Any, scores: Tensor, visible: Tensor) -> Tensor:
         shown = scores.masked_fill(~visible, float("-inf"))
-        largest = shown.amax(-1, keepdim=True).clamp(min=torch.finfo(scores.dtype).min)
+        lowest = torch.finfo(scores.dtype).min
+        largest = shown.amax(-1, keepdim=True).clamp(min=lowest)
         halved = ((shown - largest) / 2).clamp(min=BELOW_ALL)
-        root = (halved - _threshold(halved)).clamp(min=0).masked_fill(~visible, 0)
+        above = (halved - _threshold(halved)).clamp(min=0)
+        root = above.masked_fill(~visible, 0)
         ctx.save_for_backward(root)
         return root.square()
 
@@ -99,20 +103,25 @@ class _Entmax(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
         (root,) = ctx.saved_tensors
         weighted = root * gradients[0]
-        total = root.sum(-1, keepdim=True).clamp(min=torch.finfo(root.dtype).tiny)
-        return weighted - root * (weighted.sum(-1, keepdim=True) / total), None
+        tiny = torch.finfo(root.dtype).tiny
+        total = root.sum(-1, keepdim=True).clamp(min=tiny)
+        mean = weighted.sum(-1, keepdim=True) / total
+        return weighted - root * mean, None
 
 
 def _threshold(halved: Tensor) -> Tensor:
     """Return tau [.., 1] of halved logits [.., N] whose largest is 0.
 
-    The k largest logits, with mean m and variance v, give tau = m - sqrt((1 - k v) / k). k is the largest
-    number for which this tau does not exceed the k-th logit.
+    tau = m - sqrt((1 - k v) / k), with m the mean and v the variance of the k largest logits, for the largest
+    k at which tau does not exceed the k-th logit.
     """
     falling = halved.double().sort(-1, descending=True).values
     count = torch.arange(1, halved.shape[-1] + 1, device=halved.device)
     mean = falling.cumsum(-1) / count
-    variance = falling.square().cumsum(-1) / count - mean.square()
-    candidates = mean - ((1 - count * variance).clamp(min=0) / count).sqrt()
-    supported = (candidates <= falling).sum(-1, keepdim=True).clamp(min=1)
-    return candidates.gather(-1, supported - 1).to(halved.dtype)
+    mean_square = falling.square().cumsum(-1) / count
+    variance = mean_square - mean.square()
+    below_mean = (1 - count * variance).clamp(min=0) / count
+    candidates = mean - below_mean.sqrt()
+    fitting = (candidates <= falling).sum(-1, keepdim=True)
+    last_fitting = fitting.clamp(min=1) - 1
+    return candidates.gather(-1, last_fitting).to(halved.dtype)

@@ -17,10 +17,9 @@ any scaling in Mistral's models. No paper is known.
 Steps of the training length are ours.
 """
 
-import torch
 from torch import Tensor
 
-from pe_bench.encodings.base import ROTARY, AtLeast1, LayerEncoding, NotNegative, Side
+from pe_bench.encodings.base import ROTARY, AtLeast1, LayerEncoding, NotNegative, Side, precise
 
 
 class LogSteps(LayerEncoding):
@@ -47,6 +46,7 @@ class LogSteps(LayerEncoding):
     def logit_scale(self, queries: Side) -> Tensor:
         # Shifted positions may lie before 0.
         steps = (queries.position.double() + self.first) / self.step
-        logarithm = steps.clamp(min=1).log() if self.smooth else steps.floor().clamp(min=0).log1p()
+        whole_steps = steps.floor().clamp(min=0)
+        logarithm = steps.clamp(min=1).log() if self.smooth else whole_steps.log1p()
         factor = 1 + self.beta * logarithm
-        return factor.to(torch.promote_types(queries.raw.dtype, torch.float32)).unsqueeze(-1)
+        return factor.to(precise(queries.raw.dtype)).unsqueeze(-1)

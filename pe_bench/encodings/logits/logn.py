@@ -16,10 +16,9 @@ arXiv:2504.08719, section 2.2), fitted to a trained model; it is more than 1 wit
 
 import math
 
-import torch
 from torch import Tensor
 
-from pe_bench.encodings.base import ROTARY, AtLeast2, Base, LayerEncoding, Side
+from pe_bench.encodings.base import ROTARY, AtLeast2, Base, LayerEncoding, Side, precise
 
 
 class LogN(LayerEncoding):
@@ -41,7 +40,9 @@ class LogN(LayerEncoding):
         # Shifted positions may lie before 0.
         position = queries.position.double().clamp(min=0)
         if self.scale_base is not None:
-            factor = (self.scale_base + position).log() / math.log(self.scale_base)
+            logarithm = (self.scale_base + position).log()
+            factor = logarithm / math.log(self.scale_base)
         else:
-            factor = (position.log1p() / math.log(self.train_length)).clamp(min=1)
-        return factor.to(torch.promote_types(queries.raw.dtype, torch.float32)).unsqueeze(-1)
+            ratio = position.log1p() / math.log(self.train_length)
+            factor = ratio.clamp(min=1)
+        return factor.to(precise(queries.raw.dtype)).unsqueeze(-1)

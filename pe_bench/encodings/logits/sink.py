@@ -17,7 +17,7 @@ s_h is 0 at first; transformers draws it from N(0, 0.02).
 import torch
 from torch import Tensor, nn
 
-from pe_bench.encodings.base import LayerEncoding, Side
+from pe_bench.encodings.base import LayerEncoding, Side, precise
 
 
 class Sink(LayerEncoding):
@@ -29,7 +29,7 @@ class Sink(LayerEncoding):
 
     per_layer = True
 
-    logit: Tensor
+    logit: Tensor  # [H]
 
     def __init__(self, n_heads: int, initial: float = 0.0, learned: bool = True):
         super().__init__()
@@ -40,4 +40,5 @@ class Sink(LayerEncoding):
             self.register_buffer("logit", logit, persistent=False)
 
     def null_logit(self, queries: Side) -> Tensor:
-        return self.logit.to(torch.promote_types(self.logit.dtype, torch.float32))[:, None, None]
+        logit = self.logit.to(precise(self.logit.dtype))
+        return logit[:, None, None]

@@ -20,7 +20,7 @@ transformers; b is 0 at first, and there 1 with s at 0.
 import torch
 from torch import Tensor, nn
 
-from pe_bench.encodings.base import AtLeast1, LayerEncoding, Side
+from pe_bench.encodings.base import AtLeast1, LayerEncoding, Side, precise
 
 INITIAL = 0.168
 
@@ -44,6 +44,10 @@ class SSMax(LayerEncoding):
     def logit_scale(self, queries: Side) -> Tensor:
         keys = queries.index + 1
         keys = keys if self.window is None else keys.clamp(max=self.window)
-        precise = torch.promote_types(self.strength.dtype, torch.float32)
-        factor = self.strength.to(precise)[:, None, None] * keys.double().log().to(precise).unsqueeze(-1)
-        return factor if self.offset is None else factor + self.offset.to(precise)[:, None, None]
+        dtype = precise(self.strength.dtype)
+        logarithm = keys.double().log().to(dtype)
+        strength = self.strength.to(dtype)[:, None, None]
+        factor = strength * logarithm.unsqueeze(-1)
+        if self.offset is None:
+            return factor
+        return factor + self.offset.to(dtype)[:, None, None]

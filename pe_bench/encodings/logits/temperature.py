@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pe_bench.encodings.base import RELATIVE, ROTARY, LayerEncoding, Positive, Side
+from pe_bench.encodings.base import RELATIVE, ROTARY, LayerEncoding, Positive, Side, precise
 from pe_bench.errors import require
 
 
@@ -47,8 +47,8 @@ class Temperature(LayerEncoding):
 
     @classmethod
     def guesses(cls, options: Mapping[str, Any], length: int) -> list[list[float]]:
-        """Return one factor for all heads, from 1 on."""
+        """Return factors from 1 to 2, each for all heads."""
         return [[1.0], [1.1], [1.2], [1.4], [1.7], [2.0]]
 
     def logit_scale(self, queries: Side) -> Tensor:
-        return self.factors.to(torch.promote_types(queries.raw.dtype, torch.float32))
+        return self.factors.to(precise(queries.raw.dtype))

@@ -1,23 +1,27 @@
-"""Ranges of keys, outside of which a chunk of queries sees none: what `LayerEncoding.ranges` returns."""
+"""Ranges that hold all keys which a chunk of queries sees, as `LayerEncoding.ranges` returns them."""
 
 from collections.abc import Sequence
 from itertools import product
 
 
 def latest(window: int, start: int, stop: int) -> list[range]:
-    """Return the keys that one of the queries `start` to `stop` - 1 has among its last `window`."""
+    """Return the range of all keys in the windows of the queries `start` to `stop` - 1."""
     return [range(max(0, start - window + 1), stop)]
 
 
 def first_and_latest(first: int, window: int, start: int, stop: int) -> list[range]:
-    """Return the `first` keys of all, and those that one of the queries has among its last `window`."""
+    """Return the ranges of the `first` keys, and of all keys in the windows of the queries."""
     (near,) = latest(window, start, stop)
     if near.start <= first:
         return [range(stop)]
     return [range(first), near] if first else [near]
 
 
-def intersection(these: Sequence[range], those: Sequence[range]) -> list[range]:
-    """Return the keys that lie in ranges of both, each in rising order and without overlap."""
-    both = [range(max(a.start, b.start), min(a.stop, b.stop)) for a, b in product(these, those)]
-    return [one for one in both if one]
+def intersection(some: Sequence[range], others: Sequence[range]) -> list[range]:
+    """Return the ranges of the keys in both lists; in each list, ranges rise without overlap."""
+    common: list[range] = []
+    for a, b in product(some, others):
+        overlap = range(max(a.start, b.start), min(a.stop, b.stop))
+        if overlap:
+            common.append(overlap)
+    return common

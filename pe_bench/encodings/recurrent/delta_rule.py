@@ -1,6 +1,6 @@
-"""What layers with the delta rule share: convolutions, strengths of corrections, a norm and a gate.
+"""The base of layers with the delta rule: convolutions, strengths of corrections, a norm and a gate.
 
-A subclass says how its states decay, and from what its gate is made.
+A subclass computes the decay of its states and the values of its gate.
 """
 
 from typing import Literal
@@ -9,13 +9,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from pe_bench.encodings.initial import random_matrix, random_taps
 from pe_bench.encodings.recurrent.recurrence import (
     Recurrent,
     Tokens,
     convolved,
     in_heads,
-    random_matrix,
-    random_taps,
     rms_normed,
     unit,
 )
@@ -24,10 +23,10 @@ Gate = Literal["silu", "sigmoid"]
 
 
 class DeltaRule(Recurrent):
-    """A state whose values each token corrects by b (v - S^T k), with b = sigmoid(u_h . x) or twice that.
+    """A state whose values each token corrects by b (v - S^T k), b = sigmoid(u_h . x) or 2 sigmoid(u_h . x).
 
     q, k and v are convolved over the last `taps` tokens and pass through SiLU; then q and k are divided by
-    their norms, and q by sqrt(K). What is read is divided by its root mean square, scaled and gated.
+    their norms, and q by sqrt(K). The output S^T q is divided by its root mean square, scaled and gated.
     """
 
     def __init__(self, d_model: int, n_heads: int, d_head: int, negative: bool, gate: Gate, taps: int):
@@ -43,20 +42,26 @@ class DeltaRule(Recurrent):
         self.norm = nn.Parameter(torch.ones(d_head))
 
     def log_decay(self, x: Tensor) -> Tensor:
-        """Return the logarithm of each token's decay [B, H, T, 1], or of its features' [B, H, T, K]."""
+        """Return log decays of the whole state [B, H, T, 1], or of each of its rows [B, H, T, K]."""
         raise NotImplementedError
 
     def raw_gate(self, x: Tensor) -> Tensor:
-        """Return the gate [B, H, T, K] before its function."""
+        """Return the gate [B, H, T, K] before its activation."""
         raise NotImplementedError
 
     def tokens(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tokens:
-        q, k, v = (self._mixed(name, each) for name, each in zip("qkv", (q, k, v), strict=True))
-        strength = self.largest_strength * in_heads(x, self.strength, self.n_heads).sigmoid().squeeze(-1)
+        q = self._mixed("q", q)
+        k = self._mixed("k", k)
+        v = self._mixed("v", v)
+        share = in_heads(x, self.strength, self.n_heads).sigmoid().squeeze(-1)
+        strength = self.largest_strength * share
         return Tokens(unit(q) * self.scale, unit(k), v, self.log_decay(x), strength)
 
     def output(self, x: Tensor, read: Tensor) -> Tensor:
-        return rms_normed(read) * self.norm * self.activation(self.raw_gate(x))
+        gate = self.activation(self.raw_gate(x))
+        return rms_normed(read) * self.norm * gate
 
     def _mixed(self, name: str, x: Tensor) -> Tensor:
-        return functional.silu(convolved(x, self.taps[name]) if name in self.taps else x)
+        if name in self.taps:
+            x = convolved(x, self.taps[name])
+        return functional.silu(x)

@@ -30,8 +30,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from pe_bench.encodings.base import AtLeast1
+from pe_bench.encodings.initial import log_uniform_steps, random_matrix
 from pe_bench.encodings.recurrent.delta_rule import DeltaRule, Gate
-from pe_bench.encodings.recurrent.recurrence import in_heads, log_uniform_steps, random_matrix
+from pe_bench.encodings.recurrent.recurrence import in_heads
 
 LARGEST_RATE = 16.0  # of the decay, at first
 SMALLEST_RATE = 1e-3
@@ -62,7 +63,8 @@ class GatedDeltaNet(DeltaRule):
         self.gate_matrix = random_matrix(n_heads * d_head, d_model)
 
     def log_decay(self, x: Tensor) -> Tensor:
-        steps = functional.softplus(in_heads(x, self.decay, self.n_heads) + self.step[:, None, None])
+        raw = in_heads(x, self.decay, self.n_heads)
+        steps = functional.softplus(raw + self.step[:, None, None])
         return -self.log_rate.exp()[:, None, None] * steps
 
     def raw_gate(self, x: Tensor) -> Tensor:

@@ -26,14 +26,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from pe_bench.encodings.base import AtLeast1
+from pe_bench.encodings.initial import log_uniform_steps, random_matrix
 from pe_bench.encodings.recurrent.delta_rule import DeltaRule, Gate
 from pe_bench.encodings.recurrent.gated_deltanet import LARGEST_RATE
-from pe_bench.encodings.recurrent.recurrence import (
-    LEAST_LOG_DECAY,
-    in_heads,
-    log_uniform_steps,
-    random_matrix,
-)
+from pe_bench.encodings.recurrent.recurrence import LEAST_LOG_DECAY, in_heads
 from pe_bench.values import Range
 
 LogDecay = Annotated[float, Range(LEAST_LOG_DECAY, 0)]
@@ -63,7 +59,8 @@ class KDA(DeltaRule):
         self.decay_down = random_matrix(d_head, d_model)
         self.decay_up = random_matrix(n_heads * d_head, d_head)
         rates = torch.empty(n_heads).uniform_(1, LARGEST_RATE)
-        self.log_rate = nn.Parameter(rates.log() if lower_bound is None else torch.zeros(n_heads))
+        log_rates = rates.log() if lower_bound is None else torch.zeros(n_heads)
+        self.log_rate = nn.Parameter(log_rates)
         self.step = log_uniform_steps(n_heads, d_head)
         self.gate_down = random_matrix(d_head, d_model)
         self.gate_up = random_matrix(n_heads * d_head, d_head)

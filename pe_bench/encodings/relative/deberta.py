@@ -27,7 +27,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from pe_bench.encodings.base import AtLeast1, LayerEncoding, PositionalEncoding, Side
+from pe_bench.encodings.base import AtLeast1, LayerEncoding, PositionalEncoding, Side, distances
 from pe_bench.encodings.relative.tables import Relative, Tables
 from pe_bench.errors import require
 
@@ -35,12 +35,14 @@ Terms = Literal["c2p+p2c", "c2p", "p2c"]
 
 
 def log_buckets(distance: Tensor, buckets: int, max_distance: int) -> Tensor:
-    """Return the bucket of each distance; logarithms in float64, so that edges fall right."""
+    """Return the bucket of each distance >= 0; float64 logarithms keep the edges of buckets exact."""
     exact = buckets // 2
-    ratio = (distance.double() / exact).clamp(min=1).log() / math.log((max_distance - 1) / exact)
-    # A bucket ends at its edge: without the small step down, rounding would push some into the next.
-    far = exact + (ratio * (exact - 1) - 1e-9).ceil()
-    return torch.where(distance <= exact, distance, far.clamp(max=buckets - 1)).long()
+    logarithm = (distance.double() / exact).clamp(min=1).log()
+    ratio = logarithm / math.log((max_distance - 1) / exact)
+    # A bucket ends at its edge: without the small step down, rounding would push some edges into the next.
+    steps = (ratio * (exact - 1) - 1e-9).ceil()
+    far = (exact + steps).clamp(max=buckets - 1)
+    return torch.where(distance <= exact, distance, far).long()
 
 
 class DeBERTa(PositionalEncoding):
@@ -75,22 +77,22 @@ class DeBERTa(PositionalEncoding):
         self.buckets = buckets
         self.positions = nn.Parameter(torch.randn(buckets or max_distance, d_model))
         shape = (n_layers, n_heads, d_model, d_head)
-        self.projections = nn.ParameterDict(
-            {term: torch.randn(shape) / math.sqrt(d_model) for term in terms.split("+")}
-        )
+        self.projections = nn.ParameterDict()
+        for term in terms.split("+"):
+            self.projections[term] = nn.Parameter(torch.randn(shape) / math.sqrt(d_model))
 
     def layer(self, number: int) -> LayerEncoding:
         return DeBERTaLayer(self, number)
 
     def rows(self, distance: Tensor) -> Tensor:
-        """Return the row of P for each distance."""
+        """Return the index of the row of P for each distance."""
         if self.buckets is None:
             return distance.clamp(0, self.max_distance - 1).long()
         return log_buckets(distance.clamp(min=0), self.buckets, self.max_distance)
 
 
 class DeBERTaLayer(Relative):
-    """What one layer reads of the parameters, which the encoding of the model holds."""
+    """One layer, with the parameters of the model's encoding `shared`."""
 
     def __init__(self, shared: DeBERTa, number: int):
         super().__init__()
@@ -98,36 +100,36 @@ class DeBERTaLayer(Relative):
         self.number = number
 
     def transform(self, queries: Side, keys: Side) -> tuple[Tensor, Tensor]:
-        """Widen by the products with every row, which `scores` picks from: once for all blocks."""
+        """Append the products with every row of P, from which `scores` picks: once for all blocks."""
         return self._with_products(queries.x, "c2p"), self._with_products(keys.x, "p2c")
 
     def scores(self, queries: Side, keys: Side, scale: float) -> Tensor:
         width = queries.raw.shape[-1]
         terms = self.shared.projections
-        (q, content_to_position), (k, position_to_content) = (
-            side.x.tensor_split([width], -1) for side in (queries, keys)
-        )
+        q, content_to_position = queries.x.tensor_split([width], -1)
+        k, position_to_content = keys.x.tensor_split([width], -1)
         scores = q @ k.mT
-        distance = queries.position.unsqueeze(-1) - keys.position.unsqueeze(-2)
-        rows = self.shared.rows(distance).expand_as(scores)
+        rows = self.shared.rows(distances(queries, keys)).expand_as(scores)
         if "c2p" in terms:
             scores = scores + content_to_position.gather(-1, rows)
         if "p2c" in terms:
             scores = scores + position_to_content.mT.gather(-2, rows)
-        return scale / math.sqrt(1 + len(terms)) * scores
+        root = math.sqrt(1 + len(terms))
+        return scale / root * scores
 
     def tables(self) -> Tables:
         distance = torch.arange(self.shared.max_distance, device=self.shared.positions.device)
         positions = self.shared.positions[self.shared.rows(distance)]
-        tables = {
-            term: positions @ projections[self.number]
-            for term, projections in self.shared.projections.items()
-        }
-        return Tables(tables.get("c2p"), tables.get("p2c"), factor=1 / math.sqrt(1 + len(tables)))
+        tables: dict[str, Tensor] = {}
+        for term, projections in self.shared.projections.items():
+            tables[term] = positions @ projections[self.number]
+        factor = 1 / math.sqrt(1 + len(tables))
+        return Tables(tables.get("c2p"), tables.get("p2c"), factor=factor)
 
     def _with_products(self, x: Tensor, term: str) -> Tensor:
-        """Return x [B, H, n, K] and, where there is such a term, its products with the rows of W P."""
+        """Append to x [B, H, n, K] its products with the rows of W P, if the encoding has this term."""
         if term not in self.shared.projections:
             return x
         projected = self.shared.positions @ self.shared.projections[term][self.number]
-        return torch.cat([x, (x.to(projected.dtype) @ projected.mT).to(x.dtype)], -1)
+        products = x.to(projected.dtype) @ projected.mT
+        return torch.cat([x, products.to(x.dtype)], -1)

@@ -21,7 +21,7 @@ summed, by row; long texts are scored from `tables`.
 import torch
 from torch import Tensor, nn
 
-from pe_bench.encodings.base import AtLeast1, Side
+from pe_bench.encodings.base import AtLeast1, Side, distances, precise
 from pe_bench.encodings.relative.tables import Relative, Tables
 
 
@@ -37,25 +37,29 @@ class Shaw(Relative):
     def __init__(self, d_head: int, max_distance: AtLeast1 = 16):
         super().__init__()
         self.max_distance = max_distance
-        self.keys = nn.Parameter(0.02 * torch.randn(max_distance + 1, d_head))
-        self.values = nn.Parameter(0.02 * torch.randn(max_distance + 1, d_head))
+        rows = max_distance + 1
+        self.keys = nn.Parameter(0.02 * torch.randn(rows, d_head))
+        self.values = nn.Parameter(0.02 * torch.randn(rows, d_head))
 
     def scores(self, queries: Side, keys: Side, scale: float) -> Tensor:
         content = queries.x @ keys.x.mT
         by_row = queries.x @ self.keys.to(queries.x.dtype).mT
-        return scale * (content + by_row.gather(-1, self._rows(queries, keys).expand_as(content)))
+        rows = self._rows(queries, keys).expand_as(content)
+        return scale * (content + by_row.gather(-1, rows))
 
     def mix(self, weights: Tensor, v: Tensor, queries: Side, keys: Side) -> Tensor:
         # Many small weights fall on row 0: their sum is float32 or better.
-        precise = weights.to(torch.promote_types(weights.dtype, torch.float32))
-        empty = precise.new_zeros(*weights.shape[:-1], self.max_distance + 1)
-        by_row = empty.scatter_add(-1, self._rows(queries, keys).expand_as(weights), precise)
-        return weights @ v + by_row.to(v.dtype) @ self.values.to(v.dtype)
+        summands = weights.to(precise(weights.dtype))
+        empty = summands.new_zeros(*weights.shape[:-1], len(self.values))
+        rows = self._rows(queries, keys).expand_as(weights)
+        by_row = empty.scatter_add(-1, rows, summands)
+        relative_values = by_row.to(v.dtype) @ self.values.to(v.dtype)
+        return weights @ v + relative_values
 
     def tables(self) -> Tables:
         return Tables(relative_keys=self.keys.flip(0), relative_values=self.values.flip(0))
 
     def _rows(self, queries: Side, keys: Side) -> Tensor:
-        """Return the row of each pair, [Q, N] or [B, 1, Q, N]."""
-        offset = keys.position.unsqueeze(-2) - queries.position.unsqueeze(-1)
-        return (offset.clamp(-self.max_distance, 0) + self.max_distance).long()
+        """Return the row c of the tables for each pair, [Q, N] or [B, 1, Q, N]."""
+        distance = distances(queries, keys).clamp(0, self.max_distance)
+        return (self.max_distance - distance).long()

@@ -1,4 +1,4 @@
-"""Tables with a row for each distance, which is all that some encodings add to scores and values."""
+"""Encodings whose whole effect on scores and values is in tables with a row for each distance."""
 
 from abc import ABC, abstractmethod
 from typing import NamedTuple
@@ -9,12 +9,12 @@ from pe_bench.encodings.base import LayerEncoding
 
 
 class Tables(NamedTuple):
-    """Rows [n, K] or [H, n, K] for the distances 0 to n - 1, of which the last serves all beyond.
+    """Tables [n, K] or [H, n, K] with a row for each distance 0 to n - 1; the last row serves all beyond.
 
-    With the row of the distance of query i and key j, and without what is None,
+    With r_ij the row at the distance of query i and key j, of each table that is given,
 
-        z_ij = factor * scale * (q_i . k_j + q_i . relative_keys + k_j . relative_queries)
-        out_i = sum_j w_ij (v_j + relative_values)
+        z_ij = factor * scale * (q_i . k_j + q_i . relative_keys[r_ij] + k_j . relative_queries[r_ij])
+        out_i = sum_j w_ij (v_j + relative_values[r_ij])
     """
 
     relative_keys: Tensor | None = None
@@ -24,12 +24,12 @@ class Tables(NamedTuple):
 
 
 class Relative(LayerEncoding, ABC):
-    """A relative encoding whose whole effect is in its tables; its hooks, if it has any, compute the same."""
+    """A relative encoding whose tables have its whole effect, which its hooks compute too."""
 
     @abstractmethod
     def tables(self) -> Tables:
-        """Return the tables for positions that count tokens."""
+        """Return the tables for positions 0, 1, 2, ..."""
 
     def has_tables(self) -> bool:
-        """Return whether `tables` are of this very class, not of one whose other hooks it has changed."""
+        """Return true if the class itself defines `tables`; inherited tables would miss its other hooks."""
         return "tables" in vars(type(self))

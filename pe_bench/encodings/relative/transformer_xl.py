@@ -19,13 +19,12 @@ keys hold the term exactly, for any positions. Their `clamp_len`, a largest dist
 left out, as is `untie_r`, a pair u and v in every layer. Their matrices are all drawn from N(0, 0.02^2).
 """
 
-import math
-
 import torch
 from torch import Tensor, nn
 
-from pe_bench.encodings.base import Base, LayerEncoding, PositionalEncoding, Side
-from pe_bench.encodings.rotary.rope import require_pairs, rope_frequencies
+from pe_bench.encodings.base import Base, LayerEncoding, PositionalEncoding, Side, precise
+from pe_bench.encodings.initial import random_matrix
+from pe_bench.encodings.rotary.rope import angles_at, require_pairs, rope_frequencies
 
 
 class TransformerXL(PositionalEncoding):
@@ -42,14 +41,14 @@ class TransformerXL(PositionalEncoding):
         self.frequencies = nn.Buffer(rope_frequencies(d_model, base), persistent=False)
         self.content_bias = nn.Parameter(0.02 * torch.randn(n_heads, d_head))
         self.position_bias = nn.Parameter(0.02 * torch.randn(n_heads, d_head))
-        self.projections = nn.Parameter(torch.randn(n_layers, n_heads, d_head, d_model) / math.sqrt(d_model))
+        self.projections = random_matrix(n_layers, n_heads, d_head, d_model)
 
     def layer(self, number: int) -> LayerEncoding:
         return TransformerXLLayer(self, number)
 
 
 class TransformerXLLayer(LayerEncoding):
-    """What one layer reads of the parameters, which the encoding of the model holds."""
+    """One layer, with the parameters of the model's encoding `shared`."""
 
     def __init__(self, shared: TransformerXL, number: int):
         super().__init__()
@@ -57,29 +56,31 @@ class TransformerXLLayer(LayerEncoding):
         self.number = number
 
     def transform(self, queries: Side, keys: Side) -> tuple[Tensor, Tensor]:
-        return self._wide_query(queries.x, queries.position), self._wide_key(keys.x, keys.position)
+        wide_q = self._wide_query(queries.x, queries.position)
+        return wide_q, self._wide_key(keys.x, keys.position)
 
     def _wide_query(self, q: Tensor, position: Tensor) -> Tensor:
         """Return [B, H, Q, K + D]: q + u, and the weights of the cosines and sines of a key's position."""
-        u, v = self.shared.content_bias.unsqueeze(-2), self.shared.position_bias.unsqueeze(-2)
-        # Its weights of R's sines and cosines, [B, H, Q, D/2] each.
-        sine_weights, cosine_weights = ((q + v) @ self.shared.projections[self.number]).chunk(2, -1)
+        u = self.shared.content_bias.unsqueeze(-2)
+        v = self.shared.position_bias.unsqueeze(-2)
+        # The query's weights of the sines and the cosines of R, [B, H, Q, D/2] each.
+        weights = (q + v) @ self.shared.projections[self.number]
+        sine_weights, cosine_weights = weights.chunk(2, -1)
         sine, cosine = self._sinusoid(position, q)
-        products = [
-            torch.addcmul(sine_weights * sine, cosine_weights, cosine),
-            torch.addcmul(cosine_weights * sine, sine_weights, cosine, value=-1),
-        ]
-        del sine_weights, cosine_weights  # as large as the result, which is D/K times as large as the queries
-        return torch.cat([q + u, *products], -1).to(q.dtype)
+        key_cosine_weights = torch.addcmul(sine_weights * sine, cosine_weights, cosine)
+        key_sine_weights = torch.addcmul(cosine_weights * sine, sine_weights, cosine, value=-1)
+        del weights, sine_weights, cosine_weights  # as large as the result, D/K times the size of the queries
+        wide = torch.cat([q + u, key_cosine_weights, key_sine_weights], -1)
+        return wide.to(q.dtype)
 
     def _wide_key(self, k: Tensor, position: Tensor) -> Tensor:
         sine, cosine = self._sinusoid(position, k)
-        return torch.cat([k, *(column.expand(*k.shape[:-1], -1) for column in (cosine, sine))], -1).to(
-            k.dtype
-        )
+        shape = (*k.shape[:-1], -1)
+        wide = torch.cat([k, cosine.expand(shape), sine.expand(shape)], -1)
+        return wide.to(k.dtype)
 
     def _sinusoid(self, position: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return sines and cosines [.., n, D/2]; angles are float64: positions reach tens of thousands."""
-        angle = position.double().unsqueeze(-1) * self.shared.frequencies.double()
-        precise = torch.promote_types(x.dtype, torch.float32)
-        return angle.sin().to(precise), angle.cos().to(precise)
+        """Return sines and cosines [.., n, D/2] of the angles, in float32 or better."""
+        angle = angles_at(position, self.shared.frequencies)
+        dtype = precise(x.dtype)
+        return angle.sin().to(dtype), angle.cos().to(dtype)

@@ -61,14 +61,17 @@ class TUPE(LayerEncoding):
         self.past_training = self.positions.past_training
         self.claims = self.positions.claims
         self.norm = nn.LayerNorm(d_model)
-        self.query = nn.Parameter(torch.randn(n_heads, d_model, d_head) / math.sqrt(d_model))
-        self.key = nn.Parameter(torch.randn(n_heads, d_model, d_head) / math.sqrt(d_model))
+        shape = (n_heads, d_model, d_head)
+        self.query = nn.Parameter(torch.randn(shape) / math.sqrt(d_model))
+        self.key = nn.Parameter(torch.randn(shape) / math.sqrt(d_model))
 
     def transform(self, queries: Side, keys: Side) -> tuple[Tensor, Tensor]:
         return self._widen(queries, self.query), self._widen(keys, self.key)
 
     def _widen(self, side: Side, projection: Tensor) -> Tensor:
-        """Return x [B, H, n, K] and U p, both times 2^(-1/4): queries and keys share 1/sqrt(2) equally."""
-        p = self.norm(self.positions.rows(side.position).to(self.query.dtype))  # [n, D] or [B, 1, n, D]
+        """Append U p to x [B, H, n, K], all times 2^(-1/4): queries and keys share 1/sqrt(2) equally."""
+        rows = self.positions.rows(side.position)  # [n, D] or [B, 1, n, D]
+        p = self.norm(rows.to(self.query.dtype))
         columns = (p @ projection).expand_as(side.x)
-        return (torch.cat([side.x, columns.to(side.x.dtype)], -1) * 2**-0.25).to(side.x.dtype)
+        wide = torch.cat([side.x, columns.to(side.x.dtype)], -1)
+        return (wide * 2**-0.25).to(side.x.dtype)

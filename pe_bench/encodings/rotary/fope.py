@@ -26,8 +26,8 @@ import math
 import torch
 from torch import Tensor, nn
 
-from pe_bench.encodings.base import Base, LayerEncoding, Side, full_precision
-from pe_bench.encodings.rotary.rope import rope_frequencies, turn_both
+from pe_bench.encodings.base import Base, LayerEncoding, Side, full_precision, precise
+from pe_bench.encodings.rotary.rope import angles_at, rope_frequencies, turn_both
 from pe_bench.errors import require
 
 
@@ -55,22 +55,26 @@ class FoPE(LayerEncoding):
     ):
         super().__init__()
         frequencies = rope_frequencies(d_head, base)
-        frequencies = frequencies[frequencies > 2 * math.pi / train_length]
+        slowest = 2 * math.pi / train_length
+        frequencies = frequencies[frequencies > slowest]
         count = len(frequencies)
         require(count > 0, f"no pair makes a full turn within encoding.train_length={train_length} tokens")
         self.padded_sine = padded_sine
         self.frequencies = nn.Buffer(frequencies, persistent=False)
-        spread = gain * math.sqrt(2 / (count * (count + n_heads)))
-        self.of_cosines = nn.Parameter(torch.eye(count) + spread * torch.randn(n_heads, count, count))
-        self.of_sines = nn.Parameter(torch.eye(count) + spread * torch.randn(n_heads, count, count))
+        variance = 2 / (count * (count + n_heads))
+        spread = gain * math.sqrt(variance)
+        shape = (n_heads, count, count)
+        self.of_cosines = nn.Parameter(torch.eye(count) + spread * torch.randn(shape))
+        self.of_sines = nn.Parameter(torch.eye(count) + spread * torch.randn(shape))
 
     def transform(self, queries: Side, keys: Side) -> tuple[Tensor, Tensor]:
-        still = keys.x.shape[-1] // 2 - len(self.frequencies)
-        angles = keys.position.double().unsqueeze(-1) * self.frequencies.double()  # [.., N, P]
-        dtype = torch.promote_types(keys.x.dtype, torch.float32)
+        pairs = keys.x.shape[-1] // 2
+        still = pairs - len(self.frequencies)
+        angles = angles_at(keys.position, self.frequencies)  # [.., N, P]
         with full_precision(keys.x):
             cos = angles.cos().to(self.of_cosines.dtype) @ self.of_cosines
             sin = angles.sin().to(self.of_sines.dtype) @ self.of_sines
-        cos = nn.functional.pad(cos, (0, still), value=1.0).to(dtype)
-        sin = nn.functional.pad(sin, (0, still), value=self.padded_sine).to(dtype)
-        return turn_both(queries, keys, cos, sin)
+        cos = nn.functional.pad(cos, (0, still), value=1.0)
+        sin = nn.functional.pad(sin, (0, still), value=self.padded_sine)
+        dtype = precise(keys.x.dtype)
+        return turn_both(queries, keys, cos.to(dtype), sin.to(dtype))

@@ -35,4 +35,5 @@ class HoPE(RoPE):
         super().__init__(d_head, base, layout)
         makes_turn = train_length >= 2 * math.pi
         require(makes_turn, f"no pair makes a full turn within encoding.train_length={train_length} tokens")
-        self.frequencies[self.frequencies < 2 * math.pi / train_length] = 0
+        slowest = 2 * math.pi / train_length
+        self.frequencies[self.frequencies < slowest] = 0

@@ -37,7 +37,8 @@ class LeRoPE(RoPE):
         per_head: bool = False,
     ):
         super().__init__(d_head, base, layout)
-        shape = (n_heads, 1, d_head // 2) if per_head else (d_head // 2,)
+        pairs = d_head // 2
+        shape = (n_heads, 1, pairs) if per_head else (pairs,)
         self.alpha = nn.Parameter(torch.zeros(shape))
 
     def transform(self, queries: Side, keys: Side) -> tuple[Tensor, Tensor]:

@@ -23,7 +23,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from pe_bench.encodings.base import Base, LayerEncoding, Side, bounded
+from pe_bench.encodings.base import Base, LayerEncoding, Side, bounded, precise
 from pe_bench.encodings.rotary.rope import rope_frequencies, rotate
 
 
@@ -42,14 +42,15 @@ class PoPE(LayerEncoding):
         self.frequencies = nn.Buffer(rope_frequencies(2 * d_head, base), persistent=False)
 
     def transform(self, queries: Side, keys: Side) -> tuple[Tensor, Tensor]:
-        phase = bounded(self.phase, -2 * math.pi, 0).unsqueeze(-2)
-        return (
-            self._polar(queries.x, torch.zeros_like(phase), queries.position),
-            self._polar(keys.x, phase, keys.position),
-        )
+        phase = bounded(self.phase, -2 * math.pi, 0)
+        phase = phase.unsqueeze(-2)
+        polar_q = self._polar(queries.x, torch.zeros_like(phase), queries.position)
+        return polar_q, self._polar(keys.x, phase, keys.position)
 
     def _polar(self, x: Tensor, phase: Tensor, position: Tensor) -> Tensor:
         """Return [B, H, n, 2K]: real, then imaginary parts of softplus(x) e^(i (phase + position theta))."""
-        magnitude = nn.functional.softplus(x.to(torch.promote_types(x.dtype, torch.float32)))
-        at_position_0 = torch.cat([magnitude * phase.cos(), magnitude * phase.sin()], -1)
+        magnitude = nn.functional.softplus(x.to(precise(x.dtype)))
+        real = magnitude * phase.cos()
+        imaginary = magnitude * phase.sin()
+        at_position_0 = torch.cat([real, imaginary], -1)
         return rotate(at_position_0, position, self.frequencies, "half").to(x.dtype)

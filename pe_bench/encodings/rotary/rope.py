@@ -25,7 +25,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from pe_bench.encodings.base import ROTARY, Base, Fraction, LayerEncoding, Side
+from pe_bench.encodings.base import ROTARY, Base, Fraction, LayerEncoding, Side, precise
 from pe_bench.errors import require
 from pe_bench.native.inductor import fused_on_gpu
 from pe_bench.native.layers import is_rotated_natively, rotated
@@ -36,45 +36,58 @@ FractionOf = Literal["features", "frequencies"]
 
 
 def require_pairs(width: int, option: str = "model.d_head") -> None:
-    require(width % 2 == 0, f"this encoding acts on pairs of features, and {option}={width} is odd")
+    message = f"this encoding acts on pairs of features, and {option}={width} is odd"
+    require(width % 2 == 0, message)
 
 
 def rope_frequencies(width: int, base: float) -> Tensor:
     """Return theta [width / 2] in float64."""
     require_pairs(width)
-    return base ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
+    even_features = torch.arange(0, width, 2, dtype=torch.float64)
+    return base ** (-even_features / width)
+
+
+def angles_at(position: Tensor, frequencies: Tensor) -> Tensor:
+    """Return position [.., n] times frequencies [K/2] or [.., 1, K/2], [.., n, K/2].
+
+    Angles are float64, because a float32 angle at position 65,536 is wrong by 0.004.
+    """
+    return position.double().unsqueeze(-1) * frequencies.double()
 
 
 def pairs_within(d_head: int, fraction: float) -> int:
-    """Return how many of the K/2 pairs a fraction of the head's width holds, rounded down."""
+    """Return the number of whole pairs of features in a fraction of the head's width."""
     require_pairs(d_head)
     # 0.29 * 100 is 28.999.. in floating point.
     pairs = math.floor(fraction * (d_head // 2) + 1e-9)
+    is_enough = pairs > 0 or fraction == 0
     least = f"{2 / d_head:g} of a head of width {d_head}"
-    require(pairs > 0 or fraction == 0, f"encoding.fraction={fraction} holds no pair: give at least {least}")
+    require(is_enough, f"encoding.fraction={fraction} holds no pair: give at least {least}")
     return pairs
 
 
 def rotate(x: Tensor, position: Tensor, frequencies: Tensor, layout: Layout, form: Form = "pairs") -> Tensor:
     """Turn the pairs of x [B, H, n, K] by position [n] or [B, 1, n] times frequencies [K/2] or [H, 1, K/2].
 
-    With fewer frequencies as many pairs are turned, within the first features, and the rest is left alone.
-    Angles are float64, because a float32 one at position 65,536 is wrong by 0.004; the products are float32
-    or better whatever the type of `x`.
+    With n frequencies, the pairs of the first 2n features are turned, and other features stay as they are.
+    Products are float32 or better, for every type of `x`.
     """
-    precise = x.to(torch.promote_types(x.dtype, torch.float32))
-    cos, sin = _cosines_and_sines(position, frequencies, precise.dtype)
-    if layout == "half" and form == "pairs" and is_rotated_natively(precise, cos):
-        return rotated(precise, cos, sin).to(x.dtype)
+    precise_x = x.to(precise(x.dtype))
+    cos, sin = _cosines_and_sines(position, frequencies, precise_x.dtype)
+    if layout == "half" and form == "pairs" and is_rotated_natively(precise_x, cos):
+        return rotated(precise_x, cos, sin).to(x.dtype)
     width = 2 * frequencies.shape[-1]
     if width < x.shape[-1]:
         first, rest = x.tensor_split([width], -1)
-        return torch.cat([rotate(first, position, frequencies, layout, form), rest], -1)
+        turned = rotate(first, position, frequencies, layout, form)
+        return torch.cat([turned, rest], -1)
     if form == "dense":
-        turned = torch.einsum("...nij,...nj->...ni", rotation_matrix(cos, sin, layout), precise)
+        matrix = rotation_matrix(cos, sin, layout)
+        turned = torch.einsum("...nij,...nj->...ni", matrix, precise_x)
         return turned.to(x.dtype)
     if form == "complex":
-        product = torch.complex(*split_pairs(precise, layout)) * torch.complex(cos, sin)
+        numbers = torch.complex(*split_pairs(precise_x, layout))
+        product = numbers * torch.complex(cos, sin)
         return join_pairs(product.real, product.imag, layout).to(x.dtype)
     return turn_in_type(x, cos, sin, layout)
 
@@ -83,25 +96,27 @@ def rotate_both(
     queries: Side, keys: Side, frequencies: Tensor, layout: Layout, form: Form = "pairs"
 ) -> tuple[Tensor, Tensor]:
     """Return queries and keys turned by their positions."""
-    turned = [rotate(side.x, side.position, frequencies, layout, form) for side in (queries, keys)]
-    return turned[0], turned[1]
+    turned_q = rotate(queries.x, queries.position, frequencies, layout, form)
+    return turned_q, rotate(keys.x, keys.position, frequencies, layout, form)
 
 
 def turn_both(queries: Side, keys: Side, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
     """Return queries and keys turned in half layout by cosines and sines [.., N, K/2] of the keys."""
-    last = slice(keys.x.shape[-2] - queries.x.shape[-2], None)
-    turned_q = turn_in_type(queries.x, cos[..., last, :], sin[..., last, :], "half")
+    first_query = keys.x.shape[-2] - queries.x.shape[-2]
+    query_cos = cos[..., first_query:, :]
+    query_sin = sin[..., first_query:, :]
+    turned_q = turn_in_type(queries.x, query_cos, query_sin, "half")
     return turned_q, turn_in_type(keys.x, cos, sin, "half")
 
 
 @fused_on_gpu
 def turn_in_type(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
-    """Return what `turn` does in the type of the cosines, in the type of x."""
+    """Call `turn` in the type of the cosines, and return the result in the type of x."""
     return turn(x.to(cos.dtype), cos, sin, layout).to(x.dtype)
 
 
 def turn(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
-    """Return x [.., n, K] with its pairs turned, by cosines and sines [.., n, K/2]."""
+    """Turn the pairs of x [.., n, K] by cosines and sines [.., n, K/2]."""
     # Whole rows at a time, which takes half as long as pair by pair.
     cosines = join_pairs(cos, cos, layout)
     sines = join_pairs(-sin, sin, layout)
@@ -109,21 +124,21 @@ def turn(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
 
 
 class _Angles(NamedTuple):
-    """Cosines and sines, kept for the next layer and the next step, and what they were made of."""
+    """Cosines and sines, kept for the next layer and step, and the angles they belong to."""
 
     position: Tensor
     frequencies: Tensor
     cosines: Tensor
     sines: Tensor
 
-    def are_of(self, position: Tensor, frequencies: Tensor, dtype: torch.dtype) -> bool:
+    def belong_to(self, position: Tensor, frequencies: Tensor, dtype: torch.dtype) -> bool:
         same_types = (self.position.dtype, self.cosines.dtype) == (position.dtype, dtype)
         if not same_types or self.position.device != position.device:
             return False
         if position.device.type == "cpu":
             same_position = torch.equal(self.position, position)
             return same_position and torch.equal(self.frequencies, frequencies)
-        # To compare numbers on a GPU is to wait for it.
+        # Comparing numbers on a GPU would wait for it.
         return self.position is position and self.frequencies is frequencies
 
 
@@ -133,23 +148,22 @@ _made_last: _Angles | None = None
 def _cosines_and_sines(position: Tensor, frequencies: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Return the cosines and sines [.., n, K/2] of all angles."""
     global _made_last
-    keeps = position.device == frequencies.device and not (
-        frequencies.requires_grad or position.requires_grad
-    )
-    if keeps and _made_last is not None and _made_last.are_of(position, frequencies, dtype):
+    has_gradient = frequencies.requires_grad or position.requires_grad
+    keeps = position.device == frequencies.device and not has_gradient
+    if keeps and _made_last is not None and _made_last.belong_to(position, frequencies, dtype):
         return _made_last.cosines, _made_last.sines
-    angle = position.double().unsqueeze(-1) * frequencies.double()
-    cosines, sines = angle.cos().to(dtype), angle.sin().to(dtype)
-    if keeps and not torch.is_inference_mode_enabled():  # whose tensors no training step can save
-        made_of = (position, frequencies)
-        if position.device.type == "cpu":  # whose numbers are compared, and may change in place
-            made_of = (position.clone(), frequencies.clone())
-        _made_last = _Angles(*made_of, cosines, sines)
+    angle = angles_at(position, frequencies)
+    cosines = angle.cos().to(dtype)
+    sines = angle.sin().to(dtype)
+    if keeps and not torch.is_inference_mode_enabled():  # no training step can save tensors of inference mode
+        if position.device.type == "cpu":  # compared by their numbers, which may change in place
+            position, frequencies = position.clone(), frequencies.clone()
+        _made_last = _Angles(position, frequencies, cosines, sines)
     return cosines, sines
 
 
 def rotation_matrix(cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
-    """Return [.., n, K, K] from [.., n, K/2]: a block [[cos, -sin], [sin, cos]] at each pair's features."""
+    """Return matrices [.., n, K, K] with a block [[cos, -sin], [sin, cos]] for each pair of features."""
     width = 2 * cos.shape[-1]
     first, second = split_pairs(torch.arange(width, device=cos.device), layout)
     matrix = cos.new_zeros(*cos.shape[:-1], width, width)
@@ -162,24 +176,31 @@ def rotation_matrix(cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
 
 def split_pairs(x: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
     """Return the first and the second features [.., K/2] of the pairs of x [.., K]."""
-    a, b = x.chunk(2, -1) if layout == "half" else x.unflatten(-1, (-1, 2)).unbind(-1)
-    return a, b
+    if layout == "half":
+        first, second = x.chunk(2, -1)
+    else:
+        first, second = x.unflatten(-1, (-1, 2)).unbind(-1)
+    return first, second
 
 
 def join_pairs(a: Tensor, b: Tensor, layout: Layout) -> Tensor:
     """Return [.., K] from the first and the second features [.., K/2] of its pairs."""
-    return torch.cat([a, b], -1) if layout == "half" else torch.stack([a, b], -1).flatten(-2)
+    if layout == "half":
+        return torch.cat([a, b], -1)
+    return torch.stack([a, b], -1).flatten(-2)
 
 
 def swapped(x: Tensor, layout: Layout) -> Tensor:
     """Return x [.., K] with the two features of each pair exchanged."""
     if layout == "half":
-        return x.roll(x.shape[-1] // 2, -1)
-    return x.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
+        half = x.shape[-1] // 2
+        return x.roll(half, -1)
+    pairs = x.unflatten(-1, (-1, 2))
+    return pairs.flip(-1).flatten(-2)
 
 
 class RoPE(LayerEncoding):
-    """Encodings that turn pairs at other frequencies derive from it and change them.
+    """The rotation of all pairs; subclasses change its frequencies.
 
     Options:
 
@@ -202,9 +223,9 @@ class RoPE(LayerEncoding):
 
 @dataclass(eq=False)
 class Rotary(LayerEncoding):
-    """What changes `rope`, `partial_rope` or `p_rope`, and so works on weights trained with them.
+    """The base of encodings for weights that were trained with `rope`, `partial_rope` or `p_rope`.
 
-    Its fields are options. Those of a class that derives from it come before the last four, which have names.
+    Fields are options. The fields of a subclass come before the last four, which are keyword arguments.
 
     Options:
 
@@ -229,14 +250,15 @@ class Rotary(LayerEncoding):
         is_read = fraction < 1 or fraction_of == "features"
         require(is_read, f"encoding.fraction_of={fraction_of} is for a fraction below 1: leave it out")
         self.pairs = pairs_within(self.d_head, fraction)
-        # Over a fraction of the features the frequencies are spread, as in partial RoPE; of the frequencies
-        # the highest are kept, as in p-RoPE.
+        # A fraction of the features has its own spread of frequencies, as in partial RoPE; a fraction of the
+        # frequencies keeps the highest frequencies of the head, as in p-RoPE.
         self.width = 2 * self.pairs if fraction_of == "features" else self.d_head
 
     def usual_frequencies(self) -> Tensor:
-        """Return the frequencies of training [width / 2] in float64."""
+        """Return the frequencies [width / 2] of training, in float64."""
         return self.kept(rope_frequencies(self.width, self.base))
 
     def kept(self, frequencies: Tensor) -> Tensor:
-        """Return the frequencies, with 0 for those that p-RoPE leaves out."""
-        return nn.functional.pad(frequencies[: self.pairs], (0, len(frequencies) - self.pairs))
+        """Return frequencies with 0 in place of the slow ones that p-RoPE leaves out."""
+        left_out = len(frequencies) - self.pairs
+        return nn.functional.pad(frequencies[: self.pairs], (0, left_out))

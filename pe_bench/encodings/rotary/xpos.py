@@ -23,7 +23,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from pe_bench.encodings.base import Base, LayerEncoding, LengthError, Positive, Side
+from pe_bench.encodings.base import Base, LayerEncoding, LengthError, Positive, Side, precise
 from pe_bench.encodings.rotary.rope import Layout, join_pairs, rope_frequencies, rotate
 
 GAMMA = 0.4
@@ -46,30 +46,33 @@ class XPos(LayerEncoding):
         super().__init__()
         self.layout: Layout = layout
         self.scale_base = scale_base
-        zeta = (torch.arange(0, d_head, 2, dtype=torch.float64) / d_head + GAMMA) / (1 + GAMMA)
+        share = torch.arange(0, d_head, 2, dtype=torch.float64) / d_head  # 2c/K
+        zeta = (share + GAMMA) / (1 + GAMMA)
         self.frequencies = nn.Buffer(rope_frequencies(d_head, base), persistent=False)
         self.log_decay = nn.Buffer(zeta.log() / scale_base, persistent=False)
 
     def transform(self, queries: Side, keys: Side) -> tuple[Tensor, Tensor]:
-        first, last = keys.position.double().aminmax(dim=-1, keepdim=True)
+        key_position = keys.position.double()
+        first, last = key_position.aminmax(dim=-1, keepdim=True)
         self._refuse_overflow(float((last - first).max()), keys.x.dtype)
         middle = (first + last) / 2
-        return (
-            self._rotate_and_scale(queries.x, queries.position, queries.position.double() - middle),
-            self._rotate_and_scale(keys.x, keys.position, middle - keys.position.double()),
-        )
+        query_exponent = queries.position.double() - middle
+        scaled_q = self._rotate_and_scale(queries.x, queries.position, query_exponent)
+        return scaled_q, self._rotate_and_scale(keys.x, keys.position, middle - key_position)
 
     def _rotate_and_scale(self, x: Tensor, position: Tensor, exponent: Tensor) -> Tensor:
         """Return x [B, H, n, K] turned by position, pair c scaled by zeta_c^(exponent / scale_base)."""
-        precise = torch.promote_types(x.dtype, torch.float32)
-        factor = (exponent.unsqueeze(-1) * self.log_decay.double()).exp().to(precise)
-        turned = rotate(x.to(precise), position, self.frequencies, self.layout)
+        dtype = precise(x.dtype)
+        log_factor = exponent.unsqueeze(-1) * self.log_decay.double()
+        factor = log_factor.exp().to(dtype)
+        turned = rotate(x.to(dtype), position, self.frequencies, self.layout)
         return (turned * join_pairs(factor, factor, self.layout)).to(x.dtype)
 
     def _refuse_overflow(self, span: float, dtype: torch.dtype) -> None:
-        """Refuse factors that overflow: they would turn scores into NaN, and nothing would say why."""
+        """Raise `LengthError` if factors would overflow, which would turn scores into NaN."""
         room = math.log(torch.finfo(dtype).max / MAX_FEATURE)
-        longest = 2 * room / -float(self.log_decay[0])
+        fastest_decay = -float(self.log_decay[0])
+        longest = 2 * room / fastest_decay
         if span > longest:
             raise LengthError(
                 f"xpos with encoding.scale_base={self.scale_base:g} can number {longest:.0f} positions in "

@@ -34,7 +34,8 @@ from pe_bench.errors import require
 
 
 def longrope_attention_factor(factor: float, train_length: int) -> float:
-    return math.sqrt(1 + math.log(factor) / math.log(train_length))
+    growth = math.log(factor) / math.log(train_length)
+    return math.sqrt(1 + growth)
 
 
 @dataclass(eq=False)
@@ -76,14 +77,14 @@ class LongRoPE(RopeScaling):
 
     @classmethod
     def example(cls, options: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return factors that rise from 1 to 4: not those of any search."""
+        """Return factors that rise from 1 to 4, which no search has found."""
         is_spread = options.get("fraction_of") != "frequencies"
         pairs = pairs_within(options["d_head"], options.get("fraction", 1.0) if is_spread else 1.0)
         return {"long_factors": torch.linspace(1, 4, pairs).tolist()}
 
     @classmethod
     def guesses(cls, options: Mapping[str, Any], length: int) -> list[list[float]]:
-        """Return the factors that make it RoPE, interpolation, NTK-aware scaling and NTK by parts."""
+        """Return factors equal to RoPE, to interpolation, to NTK-aware scaling and to NTK by parts."""
         width = 2 * len(cls.example(options)["long_factors"])
         base = options.get("base", 10_000.0)
         train_length = options["train_length"]
@@ -91,12 +92,14 @@ class LongRoPE(RopeScaling):
         factor = length / train_length
         ntk = ntk_frequencies(width, base, factor) if width > 2 else plain / factor
         parts = RopeNTKByParts(d_head=width, train_length=train_length, base=base).scaled(length).frequencies
-        others = [plain, plain / factor, ntk, parts]
-        return [(plain / each).round(decimals=2).clamp(min=1).tolist() for each in others]
+        guesses: list[list[float]] = []
+        for frequencies in (plain, plain / factor, ntk, parts):
+            factors = (plain / frequencies).round(decimals=2)
+            guesses.append(factors.clamp(min=1).tolist())
+        return guesses
 
     def scaled(self, window: int) -> Scaled:
-        factors = (self.long if window > self.train_length else self.short).double()
-        return Scaled(
-            rope_frequencies(self.width, self.base) / factors,
-            longrope_attention_factor(self.factor_at(window), self.train_length),
-        )
+        factors = self.long if window > self.train_length else self.short
+        frequencies = rope_frequencies(self.width, self.base) / factors.double()
+        attention_factor = longrope_attention_factor(self.factor_at(window), self.train_length)
+        return Scaled(frequencies, attention_factor)

@@ -43,13 +43,14 @@ class RopeClipped(Rotary):
     def __post_init__(self) -> None:
         super().__post_init__()
         frequencies = self.usual_frequencies()
-        turned = int((frequencies > 0).sum())
-        slow = (frequencies > 0) & (frequencies < 2 * math.pi / self.train_length)
+        is_turned = frequencies > 0
+        turned = int(is_turned.sum())
+        slow = is_turned & (frequencies < 2 * math.pi / self.train_length)
         count = int(slow.sum()) if self.clipped is None else self.clipped
         wrong = f"encoding.clipped must be a number of pairs from 0 to {turned}, or null, not {count}"
         require(count <= turned, wrong)
-        fading = (1 + torch.linspace(0, math.pi, count, dtype=torch.float64).cos()) / 2
-        frequencies[turned - count : turned] *= fading
+        half_turn = torch.linspace(0, math.pi, count, dtype=torch.float64)
+        frequencies[turned - count : turned] *= (1 + half_turn.cos()) / 2
         self.frequencies = nn.Buffer(frequencies, persistent=False)
 
     def transform(self, queries: Side, keys: Side) -> tuple[Tensor, Tensor]:

@@ -40,5 +40,6 @@ class RopeDynamicNTK(RopeScaling):
         super().__post_init__()
 
     def scaled(self, window: int) -> Scaled:
-        factor = max(1.0, 1 + self.growth * (window / self.train_length - 1))
+        beyond = window / self.train_length - 1
+        factor = max(1.0, 1 + self.growth * beyond)
         return Scaled(ntk_frequencies(self.width, self.base, factor))

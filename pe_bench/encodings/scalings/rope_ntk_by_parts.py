@@ -63,29 +63,31 @@ class RopeNTKByParts(RopeScaling):
 def by_parts_frequencies(
     scaling: RopeScaling, factor: float, ramp: Ramp, beta_fast: float, beta_slow: float
 ) -> Tensor:
-    """Return theta' [width / 2] in float64."""
+    """Return the interpolated frequencies theta' [width / 2] in float64."""
     frequencies = rope_frequencies(scaling.width, scaling.base)
     if ramp == "turns":
         turns = scaling.train_length * frequencies / (2 * math.pi)
         kept = (turns - beta_slow) / (beta_fast - beta_slow)
     else:
-        first, last = ramp_ends(
-            scaling.width, scaling.base, scaling.train_length, beta_fast, beta_slow, is_exact=ramp == "exact"
-        )
-        kept = 1 - (torch.arange(len(frequencies), dtype=torch.float64) - first) / max(last - first, 0.001)
+        sizes = (scaling.width, scaling.base, scaling.train_length)
+        first, last = ramp_ends(*sizes, beta_fast, beta_slow, is_exact=ramp == "exact")
+        index = torch.arange(len(frequencies), dtype=torch.float64)
+        length = max(last - first, 0.001)
+        kept = 1 - (index - first) / length
     return torch.lerp(frequencies / factor, frequencies, kept.clamp(0, 1))
 
 
 def ramp_ends(
     width: int, base: float, train_length: int, beta_fast: float, beta_slow: float, is_exact: bool = False
 ) -> tuple[float, float]:
-    """Return the indices of the last pair that is kept whole and of the first that is interpolated whole.
+    """Return the index of the last pair that is kept, and of the first pair that is fully interpolated.
 
-    They are whole numbers, unless it is to be exact.
+    Indices are rounded outwards to whole pairs, unless `is_exact`.
     """
 
     def index_of(turns: float) -> float:
-        return width * math.log(train_length / (2 * math.pi * turns)) / (2 * math.log(base))
+        tokens_per_radian = train_length / (2 * math.pi * turns)
+        return width * math.log(tokens_per_radian) / (2 * math.log(base))
 
     first, last = index_of(beta_fast), index_of(beta_slow)
     if not is_exact:

@@ -1,15 +1,15 @@
-"""What the scalings of RoPE share: other frequencies, for windows longer than those of training.
+"""The base of RoPE's scalings: other frequencies, for windows longer than the training length.
 
 A scaling is a pure function of the window's length. It gives the frequencies [K/2] and an attention
 factor a, which multiplies the cosines and the sines of queries and of keys, and so the logits by a^2.
 
-The factor s says how much longer. Where it is not given it is max(1, window / train_length), the window
-being all the tokens of one pass, whatever their positions: training is then plain rope, and what a token
-gets depends on how many follow it. A given factor holds at every length, in training too.
+The factor s is the ratio of the window to the training length: max(1, window / train_length) by default, with
+all tokens of one pass as the window, at any positions. Training is then plain rope, and a token's rotation
+depends on the number of tokens after it. A given factor holds at every length, in training too.
 
-After partial RoPE `fraction` is that of the features that are turned, over which the frequencies are spread;
-the others are left alone, by the attention factor too, as in Hugging Face's transformers. After p-RoPE it is
-that of the frequencies that are kept, and the slow ones stay 0.
+After partial RoPE, `fraction` is the share of the features that are turned, over which the frequencies are
+spread; neither rotation nor attention factor changes the other features, as in Hugging Face's transformers.
+After p-RoPE, `fraction` is the share of the frequencies that are kept; slow frequencies stay 0.
 """
 
 import math
@@ -19,7 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pe_bench.encodings.base import AtLeast2, Factor, LayerEncoding, Side
+from pe_bench.encodings.base import AtLeast2, Factor, LayerEncoding, Side, precise
 from pe_bench.encodings.rotary.rope import RoPE, Rotary, rope_frequencies, rotate
 from pe_bench.errors import require
 
@@ -33,7 +33,7 @@ class Scaled(NamedTuple):
 
 @dataclass(eq=False)
 class RopeScaling(Rotary):
-    """RoPE at the frequencies that `scaled` gives.
+    """RoPE at the frequencies of `scaled`.
 
     Options:
 
@@ -58,34 +58,39 @@ class RopeScaling(Rotary):
             self.claims = frozenset({"prefix_consistent", *self.claims})
 
     def factor_at(self, window: int) -> float:
-        """Return the factor s for a window of so many tokens."""
-        return max(1.0, window / self.train_length) if self.factor is None else self.factor
+        """Return the factor s for a window of this number of tokens."""
+        if self.factor is not None:
+            return self.factor
+        return max(1.0, window / self.train_length)
 
     def scaled(self, window: int) -> Scaled:
-        """Return the frequencies and the attention factor for a window of so many tokens."""
+        """Return the frequencies and the attention factor for a window of this number of tokens."""
         raise NotImplementedError
 
     def transform(self, queries: Side, keys: Side) -> tuple[Tensor, Tensor]:
-        with queries.x.device:  # where `scaled` creates its tensors: a copy would halt the GPU in every layer
+        with queries.x.device:  # `scaled` creates its tensors there: a copy would halt the GPU in every layer
             frequencies, attention_factor = self.scaled(keys.x.shape[-2])
             scaled = Scaled(self.kept(frequencies), attention_factor)
         return self._turn(queries, scaled), self._turn(keys, scaled)
 
     def _turn(self, side: Side, scaled: Scaled) -> Tensor:
         # Rounded once, at the end.
-        precise = side.x.to(torch.promote_types(side.x.dtype, torch.float32))
-        first, rest = precise.tensor_split([self.width], -1)
+        x = side.x.to(precise(side.x.dtype))
+        first, rest = x.tensor_split([self.width], -1)
         turned = rotate(scaled.attention_factor * first, side.position, scaled.frequencies, self.layout)
-        return (torch.cat([turned, rest], -1) if rest.shape[-1] else turned).to(side.x.dtype)
+        if rest.shape[-1] > 0:
+            turned = torch.cat([turned, rest], -1)
+        return turned.to(side.x.dtype)
 
 
 def ntk_frequencies(width: int, base: float, factor: float) -> Tensor:
-    """Return theta' [width / 2] in float64, for widths from 4 on."""
-    return rope_frequencies(width, base * factor ** (width / (width - 2)))
+    """Return the frequencies theta' [width / 2] of NTK-aware scaling in float64; the width is 4 or more."""
+    exponent = width / (width - 2)
+    return rope_frequencies(width, base * factor**exponent)
 
 
 def rotation_at(layer: LayerEncoding, window: int) -> Scaled | None:
-    """Return how a layer turns pairs in a window of so many tokens.
+    """Return a layer's frequencies and attention factor in a window of this number of tokens.
 
     None for an encoding that is neither RoPE nor one of its scalings.
     """
@@ -99,10 +104,12 @@ def rotation_at(layer: LayerEncoding, window: int) -> Scaled | None:
 
 
 def turn_alike(one: LayerEncoding, other: LayerEncoding, window: int, tolerance: float = ROUNDING) -> bool:
-    """Return whether two layers turn queries and keys alike in a window of so many tokens, to rounding."""
+    """Return true if two layers turn queries and keys alike, to rounding, in a window of `window` tokens."""
     first = rotation_at(one, window)
     second = rotation_at(other, window)
-    if first is None or second is None or first.frequencies.shape != second.frequencies.shape:
+    if first is None or second is None:
+        return False
+    if first.frequencies.shape != second.frequencies.shape:
         return False
     has_one_layout = getattr(one, "layout", None) == getattr(other, "layout", None)
     has_one_factor = math.isclose(first.attention_factor, second.attention_factor, rel_tol=tolerance)

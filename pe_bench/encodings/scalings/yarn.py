@@ -37,8 +37,8 @@ class YaRN(RopeNTKByParts):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        chosen = self.attention_factor
-        if chosen != 1 and (chosen is not None or self.factor != 1):
+        is_default_one = self.attention_factor is None and self.factor == 1
+        if self.attention_factor != 1 and not is_default_one:
             self.claims = self.claims - {"norm_preserving"}
 
     def scaled(self, window: int) -> Scaled:

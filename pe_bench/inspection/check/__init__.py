@@ -1,4 +1,4 @@
-"""The conformance suite: what is checked of every encoding, pe-bench's own and a person's alike.
+"""The conformance suite: the checks of every encoding, pe-bench's own and a person's alike.
 
 Each function of these modules whose docstring says where to look is a check, and its name is the property's.
 The docstring begins with what must hold. The function returns what was measured, and raises `FailureError` or
@@ -24,16 +24,20 @@ class Property(NamedTuple):
 
 
 def _property(check: Callable[[Case], str]) -> Property:
-    means, look, *_ = (" ".join(part.split()) for part in (inspect.getdoc(check) or "").split("\n\n"))
+    """Return the property of a check, as the check's docstring describes it."""
+    paragraphs = (inspect.getdoc(check) or "").split("\n\n")
+    means, look, *_ = (" ".join(text.split()) for text in paragraphs)
+    means = means[0].lower() + means[1:].removesuffix(".")
     look = look.removeprefix("Look at: ").removesuffix(".")
-    return Property(check.__name__, means[0].lower() + means[1:].removesuffix("."), look, check)
+    return Property(check.__name__, means, look, check)
 
 
 def _properties(module: ModuleType) -> list[Property]:
     """Return the properties that a module checks, in its order."""
     functions = [value for value in vars(module).values() if inspect.isfunction(value)]
     own = [function for function in functions if function.__module__ == module.__name__]
-    return [_property(function) for function in own if "Look at: " in (function.__doc__ or "")]
+    checks = [function for function in own if "Look at: " in (function.__doc__ or "")]
+    return list(map(_property, checks))
 
 
 PROPERTIES = (*_properties(decoder), *_properties(layers))
@@ -51,7 +55,7 @@ def check(case: Case, prop: Property) -> Finding:
 
 
 def check_all(case: Case) -> Iterator[tuple[Property, Finding]]:
-    """Check all properties, or those up to a basic one that fails: the others rest on it."""
+    """Check the properties in order; a basic property that fails is the last, because the others need it."""
     for prop in PROPERTIES:
         finding = check(case, prop)
         yield prop, finding

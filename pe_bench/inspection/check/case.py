@@ -110,7 +110,8 @@ class Case:
         generator = torch.Generator().manual_seed(6)
         with torch.no_grad():
             for parameter in encoding.parameters():
-                parameter.add_(nudge * (0.1 + torch.rand(parameter.shape, generator=generator)))
+                step = 0.1 + torch.rand(parameter.shape, generator=generator)
+                parameter.add_(nudge * step)
         return encoding.double()
 
     def model_of(self, encoding: Composition) -> Decoder:
@@ -152,8 +153,9 @@ class Case:
     def sides(self, length: int, shift: int = 0) -> Iterator[tuple[LayerEncoding, Side, Side]]:
         """Yield each kind of layer with softmax, and queries and keys at positions from `shift` on."""
         x, q, k, _ = self.inputs(length)
+        position = torch.arange(length) + shift
         for layer in self.softmax_layers:
-            yield layer, *project(layer, x, q, k, torch.arange(length) + shift)
+            yield layer, *project(layer, x, q, k, position)
 
     @property
     def ends(self) -> bool:
@@ -178,9 +180,9 @@ class Case:
 
 
 def find_cases(arguments: Sequence[str], search: Sequence[Path] = ()) -> list[Case]:
-    """Return the cases that the arguments name: encodings by name or `file.py:Class`, with options.
+    """Return a case for each encoding in the arguments: a name or `file.py:Class`, with options.
 
-    `search` are folders with a person's own YAML files. Raises `UserError`.
+    search: folders with a person's own YAML files. Raises `UserError`.
     """
     subjects = resolve([*OVERRIDES, *arguments], search)
     return [Case(subject.name, subject.spec, subject.examples) for subject in subjects]
@@ -202,17 +204,21 @@ def parts_of(encoding: Composition) -> list[nn.Module]:
     return list(dict.fromkeys(parts))
 
 
-def kind_of(part: nn.Module) -> type[LayerEncoding] | type[PositionalEncoding]:
+def base_class_of(part: nn.Module) -> type[LayerEncoding] | type[PositionalEncoding]:
+    """Return the class whose hooks a part of an encoding may change."""
     return LayerEncoding if isinstance(part, LayerEncoding) else PositionalEncoding
 
 
 def changed_hooks(encoding: Composition, hooks: Iterable[str]) -> list[tuple[nn.Module, str]]:
-    """Return each part of the encoding with each of these hooks that it changes."""
-    return [(part, hook) for part, hook in product(parts_of(encoding), hooks) if changes(part, hook)]
+    """Return the pairs of a part of the encoding and a hook, one of `hooks`, that the part changes."""
+    pairs = product(parts_of(encoding), hooks)
+    return [(part, hook) for part, hook in pairs if changes(part, hook)]
 
 
 def changes(part: nn.Module, hook: str) -> bool:
-    return getattr(type(part), hook, None) is not getattr(kind_of(part), hook, None)
+    """Return whether the class of a part has a hook of its own."""
+    neutral = getattr(base_class_of(part), hook, None)
+    return getattr(type(part), hook, None) is not neutral
 
 
 def line_of(part: nn.Module, hook: str) -> str:
@@ -222,8 +228,8 @@ def line_of(part: nn.Module, hook: str) -> str:
 
 
 def never_called(part: nn.Module) -> str:
-    """Return a method that would never be called: a misspelt hook, or one of the other kind of class."""
-    kind = kind_of(part)
+    """Name a method that is never called: a misspelt hook, or one of the other base class; else nothing."""
+    kind = base_class_of(part)
     hooks = [*_methods(LayerEncoding), *_methods(PositionalEncoding)]
     for name in _methods(type(part)):
         close = get_close_matches(name, hooks, 1, 0.8)
@@ -233,8 +239,10 @@ def never_called(part: nn.Module) -> str:
 
 
 def _methods(kind: type[nn.Module]) -> list[str]:
+    """Return the names of the public methods that torch's modules do not have."""
     names = [name for name, _ in inspect.getmembers(kind, inspect.isfunction)]
-    return [name for name in names if not name.startswith("_") and not hasattr(nn.Module, name)]
+    public = [name for name in names if not name.startswith("_")]
+    return [name for name in public if not hasattr(nn.Module, name)]
 
 
 # Inputs
@@ -242,12 +250,14 @@ def _methods(kind: type[nn.Module]) -> list[str]:
 
 def tokens(batch: int, length: int) -> Tensor:
     """Return random tokens [B, T] of the vocabulary."""
-    return torch.randint(len(VOCABULARY), (batch, length), generator=torch.Generator().manual_seed(2))
+    generator = torch.Generator().manual_seed(2)
+    return torch.randint(len(VOCABULARY), (batch, length), generator=generator)
 
 
 def other_tokens(tokens_BT: Tensor) -> Tensor:
-    """Return tokens of which each differs from the one that it replaces."""
-    return (tokens_BT + 1 + torch.arange(tokens_BT.shape[-1]) % 9) % len(VOCABULARY)
+    """Return tokens that differ from the given tokens at every place."""
+    steps = 1 + torch.arange(tokens_BT.shape[-1]) % 9
+    return (tokens_BT + steps) % len(VOCABULARY)
 
 
 def ids_of(encoding: Composition, tokens_BT: Tensor, train: bool = False) -> Tensor:
@@ -271,8 +281,8 @@ def layer_inputs(
 
 
 def as_type(inputs: Inputs, dtype: torch.dtype) -> Inputs:
-    x, q, k, v = inputs
-    return x.to(dtype), q.to(dtype), k.to(dtype), v.to(dtype)
+    x, q, k, v = (tensor.to(dtype) for tensor in inputs)
+    return x, q, k, v
 
 
 def one_token_repeated(length: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -286,7 +296,7 @@ def one_token_repeated(length: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def judge(check: Callable[[Case], str], case: Case) -> Finding:
-    """Return the finding of a check; an encoding that raises any error has failed the check."""
+    """Run a check. An encoding that raises any error has failed the check."""
     try:
         return Finding("holds", check(case))
     except INTERRUPTIONS:
@@ -300,6 +310,7 @@ def judge(check: Callable[[Case], str], case: Case) -> Finding:
 
 
 def expect(holds: bool, measured: str) -> None:
+    """Raise `FailureError` with the text unless the property holds."""
     if not holds:
         raise FailureError(measured)
 
@@ -312,16 +323,18 @@ def at_most(label: str, *errors: float, limit: float = EXACT) -> str:
 
 
 def largest(errors: Iterable[float]) -> float:
-    """Return the largest error, and infinity where one is not a number: `max` would pass over it."""
+    """Return the largest error; infinity if an error is NaN, which `max` would pass over."""
     errors = list(errors)
     return math.inf if any(map(math.isnan, errors)) else max(errors)
 
 
 def worst(a: Tensor, b: Tensor) -> float:
-    """Return the largest absolute difference; infinity where one of the two is not a number."""
-    return float((a.detach().double() - b.detach().double()).abs().nan_to_num(math.inf).max())
+    """Return the largest absolute difference of two tensors; infinity if either has a NaN."""
+    difference = a.detach().double() - b.detach().double()
+    return float(difference.abs().nan_to_num(math.inf).max())
 
 
 def describe(error: BaseException) -> str:
     """Return an error with its type, and the line of a person's own code that raised it."""
-    return describe_user_code_error(error) or f"{type(error).__name__}: {first_line(error)}"
+    in_user_code = describe_user_code_error(error)
+    return in_user_code or f"{type(error).__name__}: {first_line(error)}"

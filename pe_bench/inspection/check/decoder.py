@@ -6,7 +6,6 @@ Letters: B batch, H query heads, T tokens, Q queries, N keys, K head width, D mo
 import math
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +46,7 @@ from pe_bench.inspection.check.layers import CLAMPED, far_errors
 from pe_bench.model.attention import reference_attention
 from pe_bench.model.attention.reference import project
 from pe_bench.model.checks import find_lookahead_in_text
+from pe_bench.system.cost import count
 
 TOKENS = 9  # differs from every other size of the model
 SIZES = {"B": 2, "H": MODEL.n_heads, "K": MODEL.d_head, "D": MODEL.d_model, "1": 1}
@@ -63,15 +63,17 @@ def returns(case: Case) -> str:
     Look at: the line named: a missing [:, None]; a logarithm or a power at distance 0, a division by 0,
     or keys hidden by an infinite bias, which is for `visible`.
     """
-    count = 0
-    for encoding, dtype in ((case.as_built(), torch.float32), (case.encoding, torch.float64)):
+    results = 0
+    encodings = {torch.float32: case.as_built(), torch.float64: case.encoding}
+    for dtype, encoding in encodings.items():
         for part in parts_of(encoding):
             for hook, value, seen in _calls(part, encoding, dtype):
                 if changes(part, hook):
                     fault = _fault(hook, value, seen)
-                    expect(not fault, f"{line_of(part, hook)}: {hook} {fault}")
-                    count += 1
-    return f"{count} results of hooks"
+                    line = line_of(part, hook)
+                    expect(not fault, f"{line}: {hook} {fault}")
+                    results += 1
+    return f"{results} results of hooks"
 
 
 def runs(case: Case) -> str:
@@ -118,7 +120,8 @@ def _calls(
     if isinstance(part, PositionalEncoding):
         text = tokens(2, TOKENS)
         for train in (True, False):
-            yield "ids", part.ids(text, train=train, generator=torch.Generator().manual_seed(3)), None
+            generator = torch.Generator().manual_seed(3)
+            yield "ids", part.ids(text, train=train, generator=generator), None
         yield "embed", part.embed(x, ids_of(encoding, text), text), None
         return
     assert isinstance(part, LayerEncoding)
@@ -151,7 +154,8 @@ def _fault(hook: str, value: Any, seen: Tensor | None) -> str:
     """Describe a value that its hook must not return: one of another shape, or one that is not finite."""
     if value is None and hook in OPTIONAL:
         return ""
-    expected = " or ".join(f"[{', '.join(shape)}]" for shape in SHAPES[hook][:2])  # others have fewer axes
+    shapes = [f"[{', '.join(shape)}]" for shape in SHAPES[hook]]
+    expected = " or ".join(shapes[:2])  # the others have fewer axes
     if not isinstance(value, Tensor):
         return f"returned {type(value).__name__}, must be a tensor {expected}"
     if hook == "visible" and value.dtype != torch.bool:
@@ -161,12 +165,16 @@ def _fault(hook: str, value: Any, seen: Tensor | None) -> str:
     bad = ~value.detach().isfinite()
     if seen is not None:
         bad = bad & seen
-    return f"has {int(bad.sum())} values of {bad.numel()} that are not finite" if bad.any() else ""
+    wrong = int(bad.sum())
+    return f"has {wrong} values of {bad.numel()} that are not finite" if wrong else ""
 
 
 def _fits(sizes: torch.Size, shape: str) -> bool:
-    letters = shape.replace("*", "*" * (len(sizes) - len(shape) + 1))
-    return len(letters) == len(sizes) and all(map(_fits_letter, sizes, letters))
+    any_axes = len(sizes) - len(shape) + 1
+    letters = shape.replace("*", "*" * any_axes)
+    if len(letters) != len(sizes):
+        return False
+    return all(map(_fits_letter, sizes, letters))
 
 
 def _fits_letter(size: int, letter: str) -> bool:
@@ -190,11 +198,13 @@ def device(case: Case) -> str:
     encoding = case.as_built()
     layers = layers_of(encoding)  # which reads values, to tell kinds apart
     encoding.to("meta")
-    x, q, k, v = (tensor.to("meta") for tensor in layer_inputs(TRAIN_LENGTH, torch.float32))
+    inputs = layer_inputs(TRAIN_LENGTH, torch.float32)
+    x, q, k, v = (tensor.to("meta") for tensor in inputs)
     text = tokens(2, TRAIN_LENGTH).to("meta")
+    position = torch.arange(TRAIN_LENGTH, device="meta")
     try:
         for layer in layers:
-            reference_attention(layer, x, q, k, v, torch.arange(TRAIN_LENGTH, device="meta"))
+            reference_attention(layer, x, q, k, v, position)
         encoding.embed(x, encoding.ids(text, train=False, generator=None), text)
     except Exception as error:
         if isinstance(error, RuntimeError) and " device" in str(error):
@@ -215,8 +225,10 @@ def identity(case: Case) -> str:
         text = tokens(2, length)
         model = case.new_model()
         model.hidden(text, ids_of(model.encoding, text, train=True))
-    late = list(chain.from_iterable(opened_later(type(part)) for part in parts_of(case.encoding)))
-    names = ", ".join(file.name for file in dict.fromkeys(late))
+    late: dict[Path, None] = {}
+    for part in parts_of(case.encoding):
+        late |= dict.fromkeys(opened_later(type(part)))
+    names = ", ".join(file.name for file in late)
     expect(not late, f"{names}: opened after the import, in a hook or the constructor, and not covered")
     return "no file is opened after the import"
 
@@ -238,13 +250,14 @@ def causal(case: Case) -> str:
     errors = []
     before = hidden(case.model, text)
     for seen in (1, TRAIN_LENGTH // 2, TRAIN_LENGTH - 1):
-        changed = torch.cat([text[:, :seen], other_tokens(text[:, seen:])], -1)
-        errors.append(worst(before[:, :seen], hidden(case.model, changed)[:, :seen]))
+        other = other_tokens(text[:, seen:])
+        after = hidden(case.model, torch.cat([text[:, :seen], other], -1))
+        errors.append(worst(before[:, :seen], after[:, :seen]))
     measured = at_most("other tokens behind change an output by", *errors)
-    # With a byte for each token, for what reads a rare one.
+    # With a byte for each token, for an encoding that reads a rare token.
     byte_case = replace(case, vocabulary=ByteTokenizer().vocabulary)
-    code = Path(__file__).read_bytes()
-    texts = torch.tensor(list(code[: 2 * TRAIN_LENGTH])).view(2, TRAIN_LENGTH)
+    code = Path(__file__).read_bytes()[: 2 * TRAIN_LENGTH]
+    texts = torch.tensor(list(code)).view(2, TRAIN_LENGTH)
     problem = find_lookahead_in_text(byte_case.new_model(), texts)
     expect(not problem, problem)
     return measured
@@ -256,14 +269,17 @@ def prefix(case: Case) -> str:
 
     Look at: what reads the number of keys, k.shape[-2], or the largest position.
     """
-    pairs = [(9, 16), (TRAIN_LENGTH // 2, TRAIN_LENGTH), (TRAIN_LENGTH - 1, TRAIN_LENGTH)]
+    length = TRAIN_LENGTH
+    pairs = [(9, 16), (length // 2, length), (length - 1, length)]
     if not case.ends:
-        pairs += [(TRAIN_LENGTH, 2 * TRAIN_LENGTH), (2 * TRAIN_LENGTH, 3 * TRAIN_LENGTH + 5)]
+        pairs.append((length, 2 * length))
+        pairs.append((2 * length, 3 * length + 5))
     errors = {}
     for short, long in pairs:
         text = tokens(2, long)
         first = hidden(case.model, text)[:, :short]
-        errors[short, long] = worst(first, hidden(case.model, text[:, :short]))
+        alone = hidden(case.model, text[:, :short])
+        errors[short, long] = worst(first, alone)
     short, long = max(errors, key=errors.__getitem__)
     label = f"the first {short} of {long} tokens differ from {short} alone by"
     return case.as_claimed("prefix_consistent", label, errors[short, long])
@@ -275,9 +291,11 @@ def shift(case: Case) -> str:
 
     Look at: transform, bias and scores: a position where a difference of two should be; or `claims`.
     """
-    text = tokens(2, TRAIN_LENGTH - 5 if case.ends else 3 * TRAIN_LENGTH)
+    length = TRAIN_LENGTH - 5 if case.ends else 3 * TRAIN_LENGTH
+    text = tokens(2, length)
     shifts = (5,) if case.ends else (5, 403)  # multiples of no group of tokens
-    errors = [worst(hidden(case.model, text, steps), hidden(case.model, text)) for steps in shifts]
+    unmoved = hidden(case.model, text)
+    errors = [worst(hidden(case.model, text, steps), unmoved) for steps in shifts]
     label = f"positions + {' or + '.join(map(str, shifts))} change an output by"
     return case.as_claimed("shift_invariant", label, *errors)
 
@@ -289,11 +307,13 @@ def batch(case: Case) -> str:
     Look at: a sum or a maximum over the batch; ids of the first sequence taken for all; a shared cache.
     """
     text = tokens(3, TRAIN_LENGTH)
-    errors = [worst(hidden(case.model, text)[1:2], hidden(case.model, text[1:2]))]
+    alone = hidden(case.model, text[1:2])
+    errors = [worst(hidden(case.model, text)[1:2], alone)]
     text = tokens(2, len(IDS))
     for ids, moved in ((IDS, IDS + 3), (OTHER_IDS, IDS + 7)):
         both = case.model.hidden(text, torch.stack([moved, ids]))
-        errors.append(worst(both[1:], case.model.hidden(text[1:], ids)))
+        alone = case.model.hidden(text[1:], ids)
+        errors.append(worst(both[1:], alone))
     return at_most("alone and in a batch, also of other ids, a sequence differs by", *errors)
 
 
@@ -305,12 +325,15 @@ def pure(case: Case) -> str:
     """
     text = tokens(2, len(IDS))
     longer = tokens(2, TRAIN_LENGTH if case.ends else 2 * TRAIN_LENGTH)
-    between = torch.cat([text[:, :1], other_tokens(text[:, 1:-1]), text[:, -1:]], -1)
+    between = text.clone()
+    between[:, 1:-1] = other_tokens(text[:, 1:-1])
     ids = ids_of(case.encoding, text)
+    longer_ids = ids_of(case.encoding, longer)
     model = case.new_model()
-    calls = [(longer, ids_of(case.encoding, longer)), (text, ids), (between, ids)]
-    calls += [(text, IDS), (text, OTHER_IDS)]
-    errors = [worst(model.hidden(*call), case.new_model().hidden(*call)) for call in calls]
+    errors = []
+    for call in ((longer, longer_ids), (text, ids), (between, ids), (text, IDS), (text, OTHER_IDS)):
+        output = model.hidden(*call)
+        errors.append(worst(output, case.new_model().hidden(*call)))
     return at_most("after other texts or ids, longer or with the same ends, a text differs by", *errors)
 
 
@@ -325,7 +348,8 @@ def effect(case: Case) -> str:
         expect(not unheard, f"{type(part).__name__}.{unheard}")
     # An encoding that acts only past the training length must show an effect there.
     text = tokens(2, TRAIN_LENGTH if case.ends else 3 * TRAIN_LENGTH)
-    without_encoding = case.model_of(Composition(Layers([NoPE()]), {}, case.sizes.n_layers))
+    nope = Composition(Layers([NoPE()]), {}, case.sizes.n_layers)
+    without_encoding = case.model_of(nope)
     error = worst(hidden(case.model, text), hidden(without_encoding, text))
     measured = f"differs from nope by {error:.1e}"
     if not changed_hooks(case.encoding, SHAPES):
@@ -348,7 +372,8 @@ def extrapolation(case: Case) -> str:
         expect(case.ends, f"{stated}, but {error}")
         return f"undefined: {error}"
     expect(not case.ends, f"undefined, but {length} tokens raise no LengthError")
-    expect(bool(output.isfinite().all()), f"{stated}, but not finite at {length} tokens")
+    is_finite = bool(output.isfinite().all())
+    expect(is_finite, f"{stated}, but not finite at {length} tokens")
     if stated == "clamps":
         at_most(f"clamps: beyond distance {CLAMPED} equal tokens differ by", *far_errors(case))
     return f"{stated}: finite at {length} tokens"
@@ -369,9 +394,10 @@ def state(case: Case) -> str:
     second = case.as_built(seed=1)
     second.load_state_dict(first.state_dict())
     text = tokens(2, TRAIN_LENGTH)
-    error = worst(hidden(case.model_of(first), text), hidden(case.model_of(second), text))
-    at_most("saved and loaded into one of another seed, its output differs by", error)
-    return f"{len(names)} tensor{'s' * (len(names) > 1)}" if names else "empty, as that of nope"
+    saved = hidden(case.model_of(first), text)
+    loaded = hidden(case.model_of(second), text)
+    at_most("saved and loaded into one of another seed, its output differs by", worst(saved, loaded))
+    return count(len(names), "tensor") if names else "empty, as that of nope"
 
 
 @torch.no_grad()
@@ -385,7 +411,8 @@ def scale(case: Case) -> str:
     text = tokens(2, TRAIN_LENGTH)
     encoding = case.as_built().double()
     x, *_ = layer_inputs(TRAIN_LENGTH)
-    rms = float(encoding.embed(x, ids_of(encoding, text), text).square().mean().sqrt())
+    embedded = encoding.embed(x, ids_of(encoding, text), text)
+    rms = float(embedded.square().mean().sqrt())
     measured = f"inputs of rms 1 leave with rms {rms:.2f}"
     expect(0.5 < rms < 2, measured)
     return measured
@@ -402,7 +429,9 @@ def slopes(case: Case) -> str:
     that cancels.
     """
     largest: dict[str, float] = {}
-    inert = tuple(chain.from_iterable(getattr(part, "inert", ()) for part in parts_of(case.encoding)))
+    inert: list[str] = []
+    for part in parts_of(case.encoding):
+        inert += getattr(part, "inert", ())
     right = set()  # next to a bound, the slope may be another on one of the two sides
     for nudge in (0.0, 0.1, -0.1):
         encoding = case.nudged(nudge)
@@ -413,11 +442,12 @@ def slopes(case: Case) -> str:
         gradients = torch.autograd.grad(output, [*tensors.values()], materialize_grads=True)
         for (name, tensor), gradient in zip(tensors.items(), gradients, strict=True):
             expect(bool(gradient.isfinite().all()), f"{name} gets a gradient that is not finite")
-            largest[name] = max(largest.get(name, 0.0), float(gradient.abs().max()))
+            size = float(gradient.abs().max())
+            largest[name] = max(largest.get(name, 0.0), size)
             if nudge and name not in right and _is_slope(gradient, tensor, encoding, inputs):
                 right.add(name)
     for name, gradient in largest.items():
-        is_moved = gradient > EXACT or name.endswith(inert)
+        is_moved = gradient > EXACT or name.endswith(tuple(inert))
         expect(is_moved, f"{name} is inert: it changes no output, or gets no gradient")
         expect(name in right, f"along {name} the gradient is not the slope of the output")
     return f"{len(largest)} gradients are the slopes of the output"
@@ -445,11 +475,12 @@ def _is_slope(gradient: Tensor, tensor: Tensor, encoding: Composition, inputs: d
     expected = float((gradient * direction).sum())
     for step, relative, absolute in STEPS:
         outputs = []
-        for moved in (before + step * direction, before - step * direction):
-            tensor.copy_(moved)
+        for signed_step in (step, -step):
+            tensor.copy_(before + signed_step * direction)
             outputs.append(float(_mixed(encoding, inputs)))
         tensor.copy_(before)
-        slope = (outputs[0] - outputs[1]) / (2 * step)
+        ahead, behind = outputs
+        slope = (ahead - behind) / (2 * step)
         if math.isclose(slope, expected, rel_tol=relative, abs_tol=absolute):
             return True
     return False

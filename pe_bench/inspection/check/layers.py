@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import product
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ from torch import Tensor
 from pe_bench.encodings.base import LayerEncoding
 from pe_bench.encodings.compose import Stack, leaves_of
 from pe_bench.encodings.masks.sliding_window import SlidingWindow
+from pe_bench.encodings.spec import PartSpec
 from pe_bench.inspection.check.case import (
     EXACT,
     MODEL,
@@ -33,16 +35,18 @@ from pe_bench.inspection.check.case import (
     worst,
 )
 from pe_bench.model.attention import attention, reference_attention
-from pe_bench.model.attention.reference import logits, project, take
+from pe_bench.model.attention.reference import logits, project, select_tokens
 
-FIRST_AT_0, FIRST_AT_3 = torch.tensor([0, 5, 6, 7, 8, 9]), torch.tensor([3, 5, 6, 7, 8, 9])
+# Ids that differ in the first alone.
+FIRST_AT_0 = torch.tensor([0, 5, 6, 7, 8, 9])
+FIRST_AT_3 = torch.tensor([3, 5, 6, 7, 8, 9])
 WINDOW = 5  # tokens
 SEVERAL_CHUNKS = torch.arange(300)  # positions: fast paths take 256 queries at a time
 SINGLE = 1e-5  # float32 against float64
 SINGLE_GRADIENT = 1e-4  # gradients likewise: more is added up
 ROUGH = 1e-3  # float32 over several chunks, and in products of many features
 CLAMPED = 512  # the distance from which an encoding that clamps makes no difference
-SIGHT = 3 * TRAIN_LENGTH + 5  # tokens
+SIGHT = 3 * TRAIN_LENGTH + 5  # tokens, of a text in which the visible keys are counted
 SCALE = MODEL.d_head**-0.5
 
 
@@ -56,15 +60,18 @@ def blocks(case: Case) -> str:
     length = TRAIN_LENGTH // 2
     inputs = case.inputs(length)
     counted = torch.arange(length)
+    different = torch.stack([2 * counted, counted])
     errors = []
-    for layer, position in product(case.layers, (counted, torch.stack([2 * counted, counted]))):
+    for layer, position in product(case.layers, (counted, different)):
         at_once = reference_attention(layer, *inputs, position, block=length)
         for row in (0, 6, length - 1):
-            alone = reference_attention(layer, *inputs, position, rows=range(row, row + 1))
-            errors.append(worst(alone, at_once[:, :, row : row + 1]))
+            rows = range(row, row + 1)
+            alone = reference_attention(layer, *inputs, position, rows=rows)
+            errors.append(worst(alone, at_once[:, :, row : rows.stop]))
         if layer.overrides("attend"):
             continue
-        masked = reference_attention(Stack([layer, SlidingWindow(WINDOW)]), *inputs, position)
+        windowed = Stack([layer, SlidingWindow(WINDOW)])
+        masked = reference_attention(windowed, *inputs, position)
         for block in (4, 5):
             errors.append(worst(reference_attention(layer, *inputs, position, block=block), at_once))
             errors.append(worst(reference_attention(layer, *inputs, position, WINDOW, block), masked))
@@ -83,20 +90,26 @@ def positions(case: Case) -> str:
     """
     x, q, k = one_token_repeated(TRAIN_LENGTH)
     if case.claims("prefix_consistent"):
-        text = tokens(1, len(FIRST_AT_0))
-        rows = [case.encoding.embed(x[:, : len(ids)], ids, text)[:, 3:] for ids in (FIRST_AT_0, FIRST_AT_3)]
-        at_most("where the first id is another, the input at one id differs by", worst(*rows))
+        length = len(FIRST_AT_0)
+        text = tokens(1, length)
+        rows = [case.encoding.embed(x[:, :length], ids, text) for ids in (FIRST_AT_0, FIRST_AT_3)]
+        error = worst(rows[0][:, 3:], rows[1][:, 3:])
+        at_most("where the first id is another, the input at one id differs by", error)
     errors = [0.0]
+    one_position = torch.full((TRAIN_LENGTH,), 7)
     for layer in case.softmax_layers:
-        queries, keys = project(layer, x, q, k, torch.full((TRAIN_LENGTH,), 7))
+        queries, keys = project(layer, x, q, k, one_position)
         if not (layer.overrides("prepare") and layer.overrides("transform")):
-            errors += [worst(side.x, side.x[..., :1, :]) for side in (queries, keys)]
+            for side in (queries, keys):
+                first = side.x[..., :1, :]
+                errors.append(worst(side.x, first))
         if not layer.overrides("prepare", "visible"):
             scores = layer.scores(queries, keys, SCALE)
             bias = layer.bias(queries, keys)
             if bias is not None:
                 scores = scores + bias
-            errors.append(worst(scores.tril(), scores[..., :1, :1].expand_as(scores).tril()))
+            first = scores[..., :1, :1].expand_as(scores)
+            errors.append(worst(scores.tril(), first.tril()))
     return at_most("equal tokens at one position differ by", *errors)
 
 
@@ -123,8 +136,10 @@ def masked_weights(case: Case) -> str:
     for layer, queries, keys in case.sides(TRAIN_LENGTH):
         visible = layer.visible(queries, keys)
         for lowered in (0.0, 1e10):  # however low the logits of the others are
-            weights = layer.weights((queries.raw @ keys.raw.mT - lowered).float(), visible)
-            errors.append(worst(weights.masked_fill(visible, 0.0), torch.zeros_like(weights)))
+            products = queries.raw @ keys.raw.mT - lowered
+            weights = layer.weights(products.float(), visible)
+            hidden = weights.masked_fill(visible, 0.0)
+            errors.append(worst(hidden, torch.zeros_like(weights)))
     return at_most("a hidden key has a weight of", *errors, limit=0.0)
 
 
@@ -135,8 +150,10 @@ def fused(case: Case) -> str:
     multiplies scores alone.
     """
     if not case.ends:
-        _paths_agree(case, (SEVERAL_CHUNKS, 2 * SEVERAL_CHUNKS + 3), EXACT, ROUGH, ROUGH)
-    return _paths_agree(case, map(torch.arange, (1, 2, TRAIN_LENGTH)), EXACT, SINGLE, SINGLE_GRADIENT)
+        further_apart = 2 * SEVERAL_CHUNKS + 3
+        _paths_agree(case, (SEVERAL_CHUNKS, further_apart), EXACT, ROUGH, ROUGH)
+    short = map(torch.arange, (1, 2, TRAIN_LENGTH))
+    return _paths_agree(case, short, EXACT, SINGLE, SINGLE_GRADIENT)
 
 
 def _paths_agree(
@@ -148,7 +165,8 @@ def _paths_agree(
     """
     doubles, singles, slopes = [], [], []
     for position, (exact, rounded) in product(positions, case.both_precisions()):
-        inputs = case.inputs(len(position), batch=2 if len(position) <= TRAIN_LENGTH else 1)
+        batch = 2 if len(position) <= TRAIN_LENGTH else 1
+        inputs = case.inputs(len(position), batch)
         in_single = as_type(inputs, torch.float32)
         truth, expected = _with_gradients(reference_attention, exact, inputs, position)
         output, gradients = _with_gradients(attention, exact, inputs, position)
@@ -179,7 +197,8 @@ def _relative(gradient: Tensor, truth: Tensor) -> float:
     """Return the error of a gradient, relative to its largest number where that is more than 1."""
     if not truth.numel():
         return 0.0
-    return worst(gradient, truth) / max(1.0, float(truth.abs().max()))
+    size = float(truth.abs().max())
+    return worst(gradient, truth) / max(1.0, size)
 
 
 @torch.no_grad()
@@ -191,9 +210,10 @@ def norm(case: Case) -> str:
     if not case.claims("norm_preserving"):
         raise UnclaimedError
     errors = []
-    for _, queries, keys in case.sides(64, shift=5):
-        errors.append(worst(queries.raw.norm(dim=-1), queries.x.norm(dim=-1)))
-        errors.append(worst(keys.raw.norm(dim=-1), keys.x.norm(dim=-1)))
+    for _, *sides in case.sides(64, shift=5):
+        for side in sides:
+            before = side.raw.norm(dim=-1)
+            errors.append(worst(before, side.x.norm(dim=-1)))
     return at_most("a norm changes by", *errors)
 
 
@@ -206,9 +226,14 @@ def decay(case: Case) -> str:
     if not case.claims("decaying"):
         raise UnclaimedError
     rises = []
-    for encoding, number in product((case.as_built().double(), case.encoding), range(MODEL.n_layers)):
-        bias = encoding.layer(number).distance_bias(torch.arange(16 * TRAIN_LENGTH))
-        rises.append(0.0 if bias is None else float(bias.diff(dim=-1).max()))
+    distance = torch.arange(16 * TRAIN_LENGTH)
+    encodings = (case.as_built().double(), case.encoding)
+    for encoding, number in product(encodings, range(MODEL.n_layers)):
+        bias = encoding.layer(number).distance_bias(distance)
+        rise = 0.0
+        if bias is not None:
+            rise = float(bias.diff(dim=-1).max())
+        rises.append(rise)
     measured = f"from one distance to the next the bias rises by {largest(rises):.1e} at most"
     expect(largest(rises) < 0, measured)
     return measured
@@ -223,19 +248,27 @@ def sight(case: Case) -> str:
     counts = set()
     for layer in case.softmax_layers:
         seen = _seen_keys(case, layer, length)
-        latest = length - 1 - int((~seen).nonzero().max()) if not seen.all() else length
+        latest = length
+        text = "every key"
+        if not seen.all():
+            last_hidden = int((~seen).nonzero().max())
+            latest = length - 1 - last_hidden
+            text = f"{int(seen.sum()):,} keys"
+        counts.add(text)
         for window in (getattr(leaf, "window", None) for leaf in leaves_of(layer)):
-            is_wrong = isinstance(window, int) and latest not in (window, length)
-            expect(not is_wrong, f"window={window}, and a query sees {latest:,} of the latest keys")
-        counts.add("every key" if seen.all() else f"{int(seen.sum()):,} keys")
-    return f"of {length} keys, the last query sees {' or '.join(sorted(counts))}"
+            is_right = not isinstance(window, int) or latest in (window, length)
+            expect(is_right, f"window={window}, and a query sees {latest:,} of the latest keys")
+    listed = " or ".join(sorted(counts))
+    return f"of {length} keys, the last query sees {listed}"
 
 
 def _seen_keys(case: Case, layer: LayerEncoding, length: int) -> Tensor:
-    """Return for each key [T] whether the last query's output has a gradient at its value in some head."""
+    """Return the keys whose values change the last query's output in some head, bool [T]."""
     x, q, k, v = case.inputs(length, batch=1)
+    v.requires_grad_()
+    position = torch.arange(length)
     last = range(length - 1, length)
-    output = reference_attention(layer, x, q, k, v.requires_grad_(), torch.arange(length), rows=last)
+    output = reference_attention(layer, x, q, k, v, position, rows=last)
     (gradient,) = torch.autograd.grad(output.sum(), v)
     return gradient[0].abs().sum((0, 2)) > 0
 
@@ -246,12 +279,15 @@ def far_errors(case: Case) -> list[float]:
     position[AROUND:] += 2**18  # after a gap
     length = len(position)
     x, q, k = one_token_repeated(length)
-    embedded = case.encoding.embed(x, position, torch.zeros(1, length, dtype=torch.long))[:, AROUND:]
+    text = torch.zeros(1, length, dtype=torch.long)
+    embedded = case.encoding.embed(x, position, text)[:, AROUND:]
     errors = [worst(embedded, embedded[:, :1])]
     for layer in case.layers:
         queries, keys = project(layer, x, q, k, position)
-        row, _ = logits(layer, take(queries, range(length - 1, length)), keys, SCALE)
-        errors.append(worst(row[..., : 2 * AROUND], row[..., :1]))
+        last = select_tokens(queries, range(length - 1, length))
+        row, _ = logits(layer, last, keys, SCALE)
+        far = row[..., : 2 * AROUND]
+        errors.append(worst(far, row[..., :1]))
     return errors
 
 
@@ -269,17 +305,22 @@ def half_precision(case: Case) -> str:
 
     Look at: positions, angles or sums that were cast to the type of q.
     """
-    position = torch.arange(TRAIN_LENGTH) if case.ends else torch.arange(300) + FAR
+    position = torch.arange(TRAIN_LENGTH)
+    if not case.ends:
+        position = torch.arange(300) + FAR
     inputs = layer_inputs(len(position), torch.bfloat16)
+    in_double = as_type(inputs, torch.float64)
     pairs = []
     for exact, rounded in case.both_precisions():
-        truth = reference_attention(exact, *as_type(inputs, torch.float64), position)
-        pairs += [(path(rounded, *inputs, position), truth) for path in (attention, reference_attention)]
+        truth = reference_attention(exact, *in_double, position)
+        for path in (attention, reference_attention):
+            pairs.append((path(rounded, *inputs, position), truth))
     text = tokens(2, len(position))
-    x = inputs[0]
-    truth = case.encoding.embed(x.double(), position, text)
-    pairs.append((case.with_random_parameters().embed(x, position, text), truth))
-    errors = [float((output.double() - truth).abs().mean()) for output, truth in pairs]
+    truth = case.encoding.embed(in_double[0], position, text)
+    output = case.with_random_parameters().embed(inputs[0], position, text)
+    pairs.append((output, truth))
+    differences = [output.double() - truth for output, truth in pairs]
+    errors = [float(difference.abs().mean()) for difference in differences]
     # bfloat16 has eight bits: values near 1 are off by 0.002 on average, whatever the encoding.
     return at_most("on average bfloat16 is off by", *errors, limit=0.01)
 
@@ -303,25 +344,28 @@ def long_context(case: Case) -> str:
     outputs = []
     for exact, rounded in case.both_precisions():
         output = _read(rounded, single, position, rows)
-        expect(bool(output.isfinite().all()), f"{int((~output.isfinite()).sum())} outputs are not finite")
+        count = int((~output.isfinite()).sum())
+        expect(count == 0, f"{count} outputs are not finite")
         outputs.append(worst(output, _read(exact, double, position, rows)))
         if exact.overrides("attend"):
             continue
         truth, visible = _last_logits(exact, double)
         row, _ = _last_logits(rounded, single)
         # Relative where a logit is larger than 1.
-        off = (row.double() - truth).abs() / truth.abs().clamp(min=1)
-        off = off.masked_fill((row == truth) | ~visible, 0.0).nan_to_num(torch.inf)
-        errors.append(float(off.max()))
+        size = truth.abs().clamp(min=1)
+        off = (row.double() - truth).abs() / size
+        off = off.masked_fill((row == truth) | ~visible, 0.0)
+        errors.append(float(off.nan_to_num(torch.inf).max()))
     at_most("float32 and float64 outputs differ by", *outputs, limit=LONG_OUTPUT)
     return at_most("finite; float32 and float64 differ by", *errors, limit=LONG_ERROR)
 
 
 def _last_logits(layer: LayerEncoding, inputs: Inputs) -> tuple[Tensor, Tensor]:
-    """Return the logits of the last four queries, and which keys they see."""
+    """Return the logits of the last four queries, and the mask of their visible keys."""
     x, q, k, _ = inputs
     queries, keys = project(layer, x, q, k, torch.arange(LONG))
-    return logits(layer, take(queries, range(LONG - 4, LONG)), keys, SCALE)
+    last = select_tokens(queries, range(LONG - 4, LONG))
+    return logits(layer, last, keys, SCALE)
 
 
 # Other sizes
@@ -338,12 +382,17 @@ def sizes(case: Case) -> str:
     Look at: a width that is written as a number; d_head in place of half of it.
     """
     options = {**dict.fromkeys(case.examples), "d_head": WIDE}
-    spec = case.spec.changed(lambda part: {key: options[key] for key in options.keys() & part.values.keys()})
+
+    def own_options(part: PartSpec) -> dict[str, Any]:
+        return {key: value for key, value in options.items() if key in part.values}
+
+    spec = case.spec.changed(own_options)
     wide = replace(case, spec=spec.with_examples(), sizes=replace(MODEL, d_head=WIDE))
     for check in (norm, score_scale, blocks, _rough_paths, sight):
         finding = judge(check, wide)
-        is_new = finding.state == "fails" and judge(check, case).state != "fails"
-        expect(not is_new, f"with d_head={WIDE} {finding.measured}")
+        if finding.state == "fails":
+            is_old = judge(check, case).state == "fails"
+            expect(is_old, f"with d_head={WIDE} {finding.measured}")
     return f"as with d_head={MODEL.d_head}"
 
 
@@ -364,34 +413,40 @@ def many_keys(case: Case) -> str:
     text = _first(inputs, 2 * AROUND)
     for layer, limit in product(case.layers, LIMITS):
         if case.claims("shift_invariant"):
-            off = worst(*(reference_attention(layer, *text, start + at) for at in (0, limit - AROUND)))
+            at_start = reference_attention(layer, *text, start)
+            at_limit = reference_attention(layer, *text, start + limit - AROUND)
+            off = worst(at_start, at_limit)
             expect(off <= EXACT, f"across position {limit:,} an output is off by {off:.1e}")
         if limit <= MOST_KEYS:
-            off = _off_beside_later_rows(layer, inputs, limit)
+            off = _difference_with_neighbours(layer, inputs, limit)
             expect(off <= EXACT, f"at {limit:,} keys a row alone and beside others differ by {off:.1e}")
     return f"no change at {len(LIMITS)} round numbers up to {LIMITS[-1]:,}"
 
 
-def _off_beside_later_rows(layer: LayerEncoding, inputs: Inputs, keys: int) -> float:
+def _difference_with_neighbours(layer: LayerEncoding, inputs: Inputs, keys: int) -> float:
     """Return the largest difference between row `keys` computed alone and computed with its neighbours."""
     longer = _first(inputs, keys + AROUND)
     position = torch.arange(keys + AROUND)
-    together = _read(layer, longer, position, range(keys - AROUND, keys + AROUND))
-    alone = _read(layer, longer, position, range(keys - 1, keys))
-    return worst(together[:, :, AROUND - 1], alone[:, :, 0])
+    neighbours = range(keys - AROUND, keys + AROUND)
+    together = _read(layer, longer, position, neighbours)[:, :, AROUND - 1]
+    alone = _read(layer, longer, position, range(keys - 1, keys))[:, :, 0]
+    return worst(together, alone)
 
 
 def _read(layer: LayerEncoding, inputs: Inputs, position: Tensor, rows: range) -> Tensor:
-    """Return the values that the queries in `rows` read, [B, H, rows, K].
+    """Return the attention output of the queries in `rows`, [B, H, rows, K].
 
-    A layer without softmax reads in chunks: token by token, so long a text takes minutes.
+    A layer without softmax is computed in chunks: token by token, a text of this length takes minutes.
     """
     if layer.overrides("attend"):
         text = _first(inputs, rows.stop)
-        return attention(layer, *text, position[: rows.stop])[:, :, rows.start :]
+        output = attention(layer, *text, position[: rows.stop])
+        return output[:, :, rows.start :]
     return reference_attention(layer, *inputs, position, rows=rows)
 
 
 def _first(inputs: Inputs, length: int) -> Inputs:
-    x, q, k, v = inputs
-    return x[:, :length], q[:, :, :length], k[:, :, :length], v[:, :, :length]
+    """Return the inputs of the first tokens. length: how many tokens."""
+    x, *heads = inputs
+    q, k, v = (each[:, :, :length] for each in heads)
+    return x[:, :length], q, k, v

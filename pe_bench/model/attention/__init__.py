@@ -1,7 +1,7 @@
-"""Attention with any encoding: the reference that defines the truth, and the fast paths.
+"""Attention with any encoding: the reference, which defines the result, and fast paths with the same result.
 
-A path is chosen from the hooks that an encoding overrides, never by its name: the fastest that is exact for
-these, and is here. Every fast path gives what the reference gives.
+A path is chosen by the hooks that an encoding overrides, never by its name: the fastest path on this machine
+that is exact for these hooks.
 """
 
 from collections.abc import Callable
@@ -36,11 +36,11 @@ FLEX = AttentionPath("fused flex", fused_flex_attention)
 NATIVE = AttentionPath("native", native_attention)
 NATIVE_COLUMN = AttentionPath("native column", native_column_attention)
 
-UNFUSED = ("adjust", "weights", "mix")
-# Longer texts are scored by PyTorch's kernels: with some biases they leave out most keys of those.
+UNFUSED = ("adjust", "weights", "mix")  # hooks that only the reference calls
+# PyTorch's kernels score longer texts: with some biases they leave out most keys.
 NATIVE_TOKENS = 8_192
-# Without these, FlexAttention has nothing to add to PyTorch's own fused attention.
-FOR_FLEX = ("visible", "bias", "distance_bias", "null_logit")
+# Hooks that FlexAttention adds to PyTorch's fused attention.
+FLEX_HOOKS = ("visible", "bias", "distance_bias", "null_logit")
 
 
 def attention(
@@ -54,19 +54,21 @@ def attention(
 ) -> Tensor:
     """Return the attention output [B, H, T, K] of one layer, on the fastest path that is exact.
 
-    `x` [B, T, D] is the layer's input, `q`, `k` and `v` are [B, H, T, K], `position` is [T] or
-    [B, T]. Queries may be those of the last tokens alone. `window` limits every query to the last
-    `window` tokens, from outside the encoding; a layer without softmax sees none.
+    x: the layer's input [B, T, D]. q, k, v: [B, H, T, K]; queries may be of the last tokens alone. position:
+    [T] or [B, T]. window: tokens that each query sees at most, whatever the encoding; layers without softmax
+    ignore it.
     """
     q, k, v = encoding.convolve(q, k, v)
-    read = choose(encoding, q, position, window).run(encoding, x, q, k, v, position, window)
-    return gated(encoding, x, read, range(k.shape[-2] - q.shape[-2], k.shape[-2]))
+    path = choose(encoding, q, position, window)
+    read = path.run(encoding, x, q, k, v, position, window)
+    tokens = k.shape[-2]
+    return gated(encoding, x, read, range(tokens - q.shape[-2], tokens))
 
 
 def recurrent_attention(
     encoding: LayerEncoding, x: Tensor, q: Tensor, k: Tensor, v: Tensor, *_: object
 ) -> Tensor:
-    """Return the values that tokens read in a layer without softmax, which has no position and no window."""
+    """Return the output of a layer without softmax, which reads neither position nor window."""
     return encoding.attend_chunked(x, q, k, v)
 
 
@@ -74,19 +76,20 @@ RECURRENT = AttentionPath("recurrent", recurrent_attention)
 
 
 def choose(encoding: LayerEncoding, q: Tensor, position: Tensor, window: int | None = None) -> AttentionPath:
-    """Return the path for queries like `q` [B, H, T, K] of the last tokens at these positions."""
+    """Return the path for queries like `q` [B, H, T, K] of the last tokens at the positions."""
     if encoding.overrides("attend"):
         return RECURRENT
     if q.shape[-2] < position.shape[-1]:
         return REFERENCE
     if q.device.type == "cuda" and can_flex(encoding, q, position):
-        is_plain = window is None and not encoding.overrides(*FOR_FLEX)
+        is_plain = window is None and not encoding.overrides(*FLEX_HOOKS)
         return FUSED if is_plain else FLEX
     if q.device.type != "cpu" and encoding.overrides("null_logit"):
         return REFERENCE
     if window is None and is_relative(encoding, q, position):
         return RELATIVE
-    if encoding.overrides(*UNFUSED) or (encoding.overrides("scores") and not encoding.overrides("terms")):
+    has_plain_terms = encoding.overrides("terms") or not encoding.overrides("scores")
+    if encoding.overrides(*UNFUSED) or not has_plain_terms:
         return REFERENCE
     if window is not None or encoding.overrides("visible", "terms"):
         return in_chunks(encoding, q)
@@ -103,7 +106,7 @@ def choose(encoding: LayerEncoding, q: Tensor, position: Tensor, window: int | N
 
 
 def is_native(q: Tensor) -> bool:
-    """Return whether our kernel is for these queries: on a CPU, where it can be compiled."""
+    """Return true if our kernel serves these queries: on a CPU with a compiler."""
     if q.device.type != "cpu" or usable_kernel(torch.float32).library is None:
         return False
     if torch.is_grad_enabled() and q.requires_grad:
@@ -112,9 +115,10 @@ def is_native(q: Tensor) -> bool:
 
 
 def is_relative(encoding: LayerEncoding, q: Tensor, position: Tensor) -> bool:
-    """Return whether tables say all the encoding does for these queries, on a CPU without gradients."""
-    scores = q.device.type == "cpu" and not torch.is_grad_enabled()
-    return scores and isinstance(encoding, Relative) and encoding.has_tables() and can_tabulate(position)
+    """Return true on a CPU without gradients, for an encoding whose tables have its whole effect."""
+    is_scoring = q.device.type == "cpu" and not torch.is_grad_enabled()
+    has_tables = isinstance(encoding, Relative) and encoding.has_tables()
+    return is_scoring and has_tables and can_tabulate(position)
 
 
 def in_chunks(encoding: LayerEncoding, q: Tensor) -> AttentionPath:
@@ -122,7 +126,7 @@ def in_chunks(encoding: LayerEncoding, q: Tensor) -> AttentionPath:
 
 
 def is_learning(encoding: LayerEncoding, q: Tensor) -> bool:
-    """Return whether a gradient to the bias may be wanted, which PyTorch's fused kernels lack."""
+    """Return true if the bias may need a gradient, which PyTorch's fused kernels lack."""
     if encoding.overrides("bias"):
         return torch.is_grad_enabled()
     bias = encoding.distance_bias(torch.zeros(1, dtype=torch.long, device=q.device))

@@ -1,4 +1,4 @@
-"""Fused attention in chunks of queries: over the keys that a chunk may see, with a bias for them alone.
+"""Fused attention in chunks of queries, over the visible keys of each chunk.
 
 Letters: B batch, H query heads, T tokens, Q queries and N keys of one chunk, K head width, D model width.
 """
@@ -10,34 +10,40 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pe_bench.encodings.base import LayerEncoding, ScoreTerm, Side
+from pe_bench.encodings.base import LayerEncoding, ScoreTerm, Side, precise
 from pe_bench.encodings.relative.tables import Relative
 from pe_bench.model.attention.fused import fused, fused_with_lse, merge_by_lse
-from pe_bench.model.attention.reference import joined, precise, project, ranges_in, take, times, visible_keys
+from pe_bench.model.attention.reference import (
+    apply_logit_scale,
+    project,
+    ranges_in,
+    select_ranges,
+    select_tokens,
+    visible_keys,
+)
 
-# So many queries are taken at a time, and fewer where a bias or near scores [B, H, Q, N] would have more
-# elements.
 CHUNK_QUERIES = 256
-CHUNK_ELEMENTS = 2**21
+CHUNK_ELEMENTS = 2**21  # of a bias or of near scores [B, H, Q, N]; a chunk with more has fewer queries
 
 
 def fused_chunk_attention(
     encoding: LayerEncoding, x: Tensor, q: Tensor, k: Tensor, v: Tensor, position: Tensor, window: int | None
 ) -> Tensor:
-    """Serve encodings that hide keys, add a bias, or have `terms` for their scores; and a window."""
+    """Serve encodings that hide keys, add a bias, or have `terms` for their scores; and windows."""
     queries, keys = project(encoding, x, q, k, position)
     outputs = []
-    # The last chunks first, as in the reference: the memory of the largest serves the others.
+    # The last chunks, which see the most keys, come first: later chunks fit into their memory.
     for start, stop, ranges in reversed(_chunks(encoding, q, window)):
-        asking = take(queries, range(start, stop))
-        seen = take(keys, *ranges)
-        values = joined(v, ranges, -2)
+        asking = select_tokens(queries, range(start, stop))
+        seen = select_tokens(keys, *ranges)
+        values = select_ranges(v, ranges, -2)
         outputs.append(_attend(encoding, asking, seen, values, window))
-    return torch.cat(outputs[::-1], -2)
+    outputs.reverse()
+    return torch.cat(outputs, -2)
 
 
 def _chunks(encoding: LayerEncoding, q: Tensor, window: int | None) -> list[tuple[int, int, list[range]]]:
-    """Return the first query of each chunk, the end of the chunk, and the ranges of keys that it may see."""
+    """Return the first query of each chunk, the end of the chunk, and the ranges of its visible keys."""
     is_biased = encoding.overrides("bias", "distance_bias")
     batch, heads, tokens, _ = q.shape
     chunks = []
@@ -45,7 +51,8 @@ def _chunks(encoding: LayerEncoding, q: Tensor, window: int | None) -> list[tupl
     while start < tokens:
         stop = min(start + CHUNK_QUERIES, tokens)
         ranges = ranges_in(encoding, start, stop, window)
-        fitting = CHUNK_ELEMENTS // (batch * heads * sum(map(len, ranges)))
+        key_count = sum(map(len, ranges))
+        fitting = CHUNK_ELEMENTS // (batch * heads * key_count)
         if is_biased and fitting < stop - start:
             stop = start + max(1, fitting)
             ranges = ranges_in(encoding, start, stop, window)
@@ -61,9 +68,10 @@ def _attend(encoding: LayerEncoding, queries: Side, keys: Side, v: Tensor, windo
     bias = encoding.bias(queries, keys)
     null = encoding.null_logit(queries)
     if not encoding.overrides("terms"):
-        return fused(times(queries.x, factor), keys.x, v, _mask(visible, bias, v), scale, null)
+        mask = _mask(visible, bias, v)
+        return fused(apply_logit_scale(queries.x, factor), keys.x, v, mask, scale, null)
     terms = _terms_in(encoding.terms(queries, keys), visible)
-    terms = [(term._replace(q=times(term.q, factor)), seen) for term, seen in terms]
+    terms = [(term._replace(q=apply_logit_scale(term.q, factor)), seen) for term, seen in terms]
     masks = []
     for term, seen in terms:
         seen_bias = None if bias is None else bias[..., seen]
@@ -72,7 +80,9 @@ def _attend(encoding: LayerEncoding, queries: Side, keys: Side, v: Tensor, windo
         return _attend_once(terms, masks, v, scale, null)
     parts = []
     for (term, seen), mask in zip(terms, masks, strict=True):
-        parts.append(fused_with_lse(term.q, term.k[..., seen, :], v[..., seen, :], mask, scale))
+        seen_k = term.k[..., seen, :]
+        seen_v = v[..., seen, :]
+        parts.append(fused_with_lse(term.q, seen_k, seen_v, mask, scale))
     return merge_by_lse(parts, null).to(v.dtype)
 
 
@@ -83,50 +93,53 @@ def _attend_once(
     scale: float,
     null: Tensor | None,
 ) -> Tensor:
-    """Attend to all terms as one product, where gradients are wanted: the log-sum-exp has none.
+    """Attend to all terms as one product, for gradients, which the log-sum-exp lacks.
 
-    Each key appears once for each term, with zeros in the places of the others.
+    Each key appears once for each term, with zeros in the columns of other terms.
     """
     width = terms[0][0].q.shape[-1]
     wide_k = []
     for index, (term, seen) in enumerate(terms):
-        after = len(terms) - index - 1
-        wide_k.append(functional.pad(term.k[..., seen, :], (index * width, after * width)))
+        terms_after = len(terms) - index - 1
+        padding = (index * width, terms_after * width)
+        wide_k.append(functional.pad(term.k[..., seen, :], padding))
     values = torch.cat([v[..., seen, :] for _, seen in terms], -2)
     wide_q = torch.cat([term.q for term, _ in terms], -1)
     return fused(wide_q, torch.cat(wide_k, -2), values, torch.cat(masks, -1), scale, null)
 
 
 def _terms_in(terms: Sequence[ScoreTerm], visible: Tensor) -> list[tuple[ScoreTerm, slice]]:
-    """Return the terms of visible pairs, and for each the keys from the first visible one to the last."""
+    """Return the terms with visible pairs, each with the slice from its first to its last visible key."""
     shown = []
     for term in terms:
         mask = visible & term.mask
-        # As bytes: to find the largest of these is many times faster than to find whether any is true.
-        keys = mask.flatten(0, -2).view(torch.uint8).amax(0).nonzero()
+        # The maximum of bytes is many times faster than `any`.
+        is_seen = mask.flatten(0, -2).view(torch.uint8).amax(0)
+        keys = is_seen.nonzero()
         if len(keys):
-            shown.append((term._replace(mask=mask), slice(int(keys[0]), int(keys[-1]) + 1)))
+            seen = slice(int(keys[0]), int(keys[-1]) + 1)
+            shown.append((term._replace(mask=mask), seen))
     return shown
 
 
 def _mask(visible: Tensor, bias: Tensor | None, v: Tensor) -> Tensor:
-    """Return the bias with hidden keys at minus infinity, [1 or B, 1 or H, Q, N]; without a bias the mask."""
+    """Return the bias with hidden keys at minus infinity, [1 or B, 1 or H, Q, N], or else the mask."""
     if bias is None:
         return visible.unsqueeze(0) if visible.dim() == 3 else visible
-    # The CPU kernel takes a float32 mask for half precision queries; others want one type.
+    # The CPU's kernel takes a float32 mask for half precision queries; other kernels need one type.
     dtype = precise(v.dtype) if v.device.type == "cpu" else v.dtype
     mask = bias.to(dtype).masked_fill(~visible, float("-inf"))
     return mask if mask.dim() == 4 else mask.unsqueeze(0)
 
 
-# Attention with a table of rows by distance: near keys through shifted views, all others fused.
+# Attention with a table of rows by distance: near keys through shifted views, far keys by the fused kernel.
 #
-# Near are the keys that a query of the chunk sees at a distance with a row of its own; farther back one row
-# serves all. What is added to all scores of a query changes no weight: rows count from the last one, and
-# products with far keys are plain. Each part has an output and a log-sum-exp, by which they are merged.
+# Near keys are at a distance with its own row; the last row serves all far keys. A number added to all scores
+# of a query changes no weight, so rows are taken relative to the last row, and products with far keys are
+# plain. The outputs over near and far keys are merged by their log-sum-exps.
 #
-# A band holds what the near pairs have of R rows. Rows [.., R] of neighbouring queries, each shifted by one
-# against the one before, are a view of the same memory, with strides (R - 1, 1): nothing is gathered.
+# A band holds the table's products for the near pairs, with R rows. Rows [.., R] of neighbouring queries,
+# each shifted by one place, are a view of the same memory with strides (R - 1, 1): no number is gathered.
 #
 # Letters: B batch, H query heads, T tokens, Q queries and N near keys of one chunk, R rows, K head width.
 
@@ -134,12 +147,14 @@ def _mask(visible: Tensor, bias: Tensor | None, v: Tensor) -> Tensor:
 def fused_relative_attention(
     encoding: Relative, x: Tensor, q: Tensor, k: Tensor, v: Tensor, position: Tensor, window: None = None
 ) -> Tensor:
-    """Serve encodings that have tables, at positions that count tokens, where no gradient is wanted."""
+    """Serve encodings with tables, at positions that count tokens, without gradients."""
     # Autocast would reduce scores, log-sum-exps and weights to half precision; they are float32 here.
     with torch.autocast(q.device.type, enabled=False):
         near = Near(encoding, q)
-        starts = range(0, q.shape[-2], near.size)
-        return torch.cat([_attend_by_rows(near, q, k, v, start) for start in starts], -2)
+        outputs = []
+        for start in range(0, q.shape[-2], near.size):
+            outputs.append(_attend_by_rows(near, q, k, v, start))
+        return torch.cat(outputs, -2)
 
 
 def _attend_by_rows(near: "Near", q: Tensor, k: Tensor, v: Tensor, start: int) -> Tensor:
@@ -159,26 +174,29 @@ def _attend_by_rows(near: "Near", q: Tensor, k: Tensor, v: Tensor, start: int) -
 
 
 class Near:
-    """The attention to near keys of `encoding`, for chunks of queries like `q` [B, H, T, K]."""
+    """Attention to the near keys of an encoding, for chunks of queries like `q` [B, H, T, K]."""
 
     def __init__(self, encoding: Relative, q: Tensor):
         tables = encoding.tables()
         dtype = precise(q.dtype)
-        self.scale = tables.factor / math.sqrt(q.shape[-1])
-        self._relative_keys, _ = _from_the_last(tables.relative_keys, dtype)
-        self._relative_queries, self._last_relative_query = _from_the_last(tables.relative_queries, dtype)
-        self._relative_values, self.last_relative_value = _from_the_last(tables.relative_values, dtype)
+        root = math.sqrt(q.shape[-1])
+        self.scale = tables.factor / root
+        self._relative_keys, _ = _relative_to_last(tables.relative_keys, dtype)
+        self._relative_queries, self._last_relative_query = _relative_to_last(tables.relative_queries, dtype)
+        self._relative_values, self.last_relative_value = _relative_to_last(tables.relative_values, dtype)
         tables_by_distance = (self._relative_keys, self._relative_queries, self._relative_values)
         rows = [table.shape[-2] for table in tables_by_distance if table is not None]
-        # How many keys before a query have a row of their own.
+        # The number of near keys before a query.
         self.reach = max([1, *rows]) - 1
         batch, heads, _, _ = q.shape
-        fitting = CHUNK_ELEMENTS // (batch * heads * (CHUNK_QUERIES + self.reach))
+        keys_of_a_chunk = CHUNK_QUERIES + self.reach
+        fitting = CHUNK_ELEMENTS // (batch * heads * keys_of_a_chunk)
         self.size = max(1, min(CHUNK_QUERIES, fitting))
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Return the output [B, H, Q, K] and log-sum-exp [B, H, Q, 1] over the near keys of these queries."""
-        q, k = q.to(precise(q.dtype)), k.to(precise(k.dtype))
+        q = q.to(precise(q.dtype))
+        k = k.to(precise(k.dtype))
         before = k.shape[-2] - q.shape[-2]
         scores = self.far(q) @ k.mT
         if self._relative_keys is not None:
@@ -197,15 +215,17 @@ class Near:
         return output, lse
 
     def far(self, q: Tensor) -> Tensor:
-        """Return the queries [B, H, Q, K] with the last row of the table of keys added, for far keys."""
-        return q if self._last_relative_query is None else q + self._last_relative_query.to(q.dtype)
+        """Add the last row of `relative_queries`, which serves all far keys, to queries [B, H, Q, K]."""
+        if self._last_relative_query is None:
+            return q
+        return q + self._last_relative_query.to(q.dtype)
 
 
 def queries_band(products: Tensor, before: int) -> Tensor:
     """Return the band [.., Q, N] of products [.., Q, R] of queries with rows.
 
-    `before` keys are no query's own. The band is zero farther back than there are rows; for keys after
-    the query it may be anything.
+    before: the number of keys before the first query. The band is zero for keys farther back than the rows
+    reach, and arbitrary for keys after the query.
     """
     queries, rows = products.shape[-2:]
     band = _shifted(products.flip(-1), (queries, queries + before), rows - 1 - before)
@@ -219,9 +239,9 @@ def keys_band(products: Tensor, before: int) -> Tensor:
 
 
 def by_distance(weights: Tensor, rows: int) -> Tensor:
-    """Return the weights [.., Q, N] at each of so many distances, [.., Q, rows], the farthest first."""
+    """Return the weights [.., Q, N] by distance, [.., Q, rows], the farthest of `rows` distances first."""
     queries, keys = weights.shape[-2:]
-    # Keys before the text, so that every query has one at each distance.
+    # Padded with keys before the text: every query has a key at each distance.
     padded = functional.pad(weights, (queries - 1 + rows - keys, 0))
     strides = (*padded.stride()[:-2], padded.shape[-1] + 1, 1)
     return padded.as_strided((*weights.shape[:-1], rows), strides)
@@ -234,8 +254,8 @@ def _shifted(x: Tensor, shape: tuple[int, int], first: int) -> Tensor:
     return x.as_strided((*x.shape[:-2], *shape), strides, x.storage_offset() + first)
 
 
-def _from_the_last(table: Tensor | None, dtype: torch.dtype) -> tuple[Tensor | None, Tensor | None]:
-    """Return the rows but the last, less the last one, if there are any; and the last one."""
+def _relative_to_last(table: Tensor | None, dtype: torch.dtype) -> tuple[Tensor | None, Tensor | None]:
+    """Return a table's rows before the last, less the last row, and the last row; None without rows."""
     if table is None:
         return None, None
     rest, last = table.to(dtype).tensor_split([-1], -2)

@@ -1,8 +1,8 @@
 """Attention on a GPU through PyTorch's FlexAttention: biases, windows and other masks in one fused kernel.
 
-What is added to a score is computed where the score is, from small tensors that the kernel reads: a value of
-each distance, or values of each query and each key. Gradients flow to them. Blocks that are hidden cost
-nothing. FlexAttention is compiled: uncompiled, it makes tensors of T x T.
+The kernel computes the bias of a score from small tensors, which receive gradients: one value for each
+distance, or values of each query and each key. Hidden blocks cost nothing. FlexAttention is compiled, because
+uncompiled it makes tensors of T x T.
 
 Letters: B batch, H query heads, T tokens, K head width, D model width.
 """
@@ -17,33 +17,31 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 
-from pe_bench.encodings.base import LayerEncoding, Side
+from pe_bench.encodings.base import LayerEncoding, Side, precise
 from pe_bench.model.attention.fused import can_tabulate, distance_table
 from pe_bench.model.attention.reference import (
-    precise,
+    apply_logit_scale,
     project,
+    select_tokens,
     share_of_keys,
-    take,
-    times,
     visible_keys,
 )
 from pe_bench.native.inductor import compiled
 
-# Called with a score and the indices of its batch, head, query and key.
-Added = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+# Called with a score and the indices of its batch, head, query and key; returns the new score.
+ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 
-# The kernels multiply matrices of at least this width.
-MIN_WIDTH = 16
-# A kernel that reads a bias of each distance holds a block of these numbers for each of its stages, and with
-# more stages than these it needs more shared memory than an H100 has.
+MIN_WIDTH = 16  # of the matrices that the kernels multiply
+# Pipeline stages of a kernel that reads a bias by distance. It holds a block of biases for each stage, and
+# more stages would need more shared memory than an H100 has.
 STAGES_WITH_A_TABLE = 2
-# So many masks of a window are kept, for the other layers and the next step.
-KEPT_MASKS = 32
+KEPT_MASKS = 32  # masks of windows, cached for other layers and the next step
 
 
 def can_flex(encoding: LayerEncoding, q: Tensor, position: Tensor) -> bool:
-    """Return whether `fused_flex_attention` agrees with the reference for queries like `q` [B, H, T, K]."""
-    if encoding.overrides("scores", "terms", "adjust", "weights", "mix") or q.dtype == torch.float64:
+    """Return true if `fused_flex_attention` agrees with the reference for queries like `q` [B, H, T, K]."""
+    has_own_scores = encoding.overrides("scores", "terms", "adjust", "weights", "mix")
+    if has_own_scores or q.dtype == torch.float64:
         return False
     if not encoding.overrides("bias", "distance_bias") or encoding.has_columns():
         return True
@@ -56,20 +54,24 @@ def fused_flex_attention(
     """Serve encodings that `can_flex`; `window` as in `attention`."""
     queries, keys = project(encoding, x, q, k, position)
     null = encoding.null_logit(queries)
-    scaled_q = times(queries.x, encoding.logit_scale(queries))
+    scaled_q = apply_logit_scale(queries.x, encoding.logit_scale(queries))
     wide = [_at_least(MIN_WIDTH, x) for x in (scaled_q, keys.x, v)]
+    score_mod = bias_mod(encoding, queries, keys)
+    mask = block_mask(encoding, queries, keys, window)
+    scale = 1 / math.sqrt(q.shape[-1])
     output, sums = flex(
         *wide,
-        score_mod=added_to_scores(encoding, queries, keys),
-        block_mask=block_mask(encoding, queries, keys, window),
-        scale=1 / math.sqrt(q.shape[-1]),
+        score_mod=score_mod,
+        block_mask=mask,
+        scale=scale,
         return_aux=AuxRequest(lse=null is not None),
         kernel_options=_kernel_options(encoding),
     )
     output = output[..., : v.shape[-1]]
     if null is None:
         return output
-    return (output * share_of_keys(sums.lse.unsqueeze(-1), null)).to(v.dtype)
+    share = share_of_keys(sums.lse.unsqueeze(-1), null)
+    return (output * share).to(v.dtype)
 
 
 def _kernel_options(encoding: LayerEncoding) -> dict[str, Any] | None:
@@ -78,17 +80,17 @@ def _kernel_options(encoding: LayerEncoding) -> dict[str, Any] | None:
 
 
 def flex(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Any:
-    """Run `flex_attention` compiled by itself, or as a part of what is being compiled around it."""
+    """Run `flex_attention` compiled by itself, or inside the function that is being compiled."""
     if torch.compiler.is_compiling():
         return flex_attention(q, k, v, **options)
-    # From the second length on, the length is a variable of the kernel. On a CPU, for tests, the operations
-    # are run one by one.
+    # From the second length on, the length is a variable of the kernel. On a CPU, for tests, operations run
+    # one by one.
     backend = "eager" if q.device.type == "cpu" else "inductor"
     return compiled(flex_attention, backend)(q, k, v, **options)
 
 
-def added_to_scores(encoding: LayerEncoding, queries: Side, keys: Side) -> Added | None:
-    """Return the encoding's bias, as FlexAttention adds it; nothing where there is none."""
+def bias_mod(encoding: LayerEncoding, queries: Side, keys: Side) -> ScoreMod | None:
+    """Return a function that adds the encoding's bias to a score; None without a bias."""
     if not encoding.overrides("bias", "distance_bias"):
         return None
     if encoding.has_columns():
@@ -98,64 +100,70 @@ def added_to_scores(encoding: LayerEncoding, queries: Side, keys: Side) -> Added
     table_HT = table.to(precise(queries.x.dtype))
 
     def added(score: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        # Keys after the query are masked, but an index before the table would be read all the same.
+        # Keys after the query are masked, but the kernel reads the table for them too.
         return score + table_HT[head, (query - key).clamp(min=0)]
 
     return added
 
 
-def add_columns(query_columns: Tensor, key_columns: Tensor, like: Tensor) -> Added:
-    """Return a function that adds the product of columns [.., T, c] of the queries and the keys.
+def add_columns(query_columns: Tensor, key_columns: Tensor, like: Tensor) -> ScoreMod:
+    """Return a function that adds the product of columns [.., T, c] of queries and of keys to a score.
 
-    Columns may be sums over the whole text whose differences count, and float32 is too short for these: each
-    is two numbers of that type, the second one what the first leaves out.
+    Columns may be sums over the whole text with small differences, for which float32 is not precise enough:
+    each column is the sum of two float32 numbers.
     """
-    columns_q = _in_two(query_columns, like)
-    columns_k = _in_two(key_columns, like)
+    columns_q = _split_precision(query_columns, like)
+    columns_k = _split_precision(key_columns, like)
 
     def added(score: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        product, rest = 0, 0
+        product = 0
+        rest = 0
         for (column_q, rest_q), (column_k, rest_k) in zip(columns_q, columns_k, strict=True):
-            # Read once: FlexAttention has a gradient for one reading of a tensor only.
-            query_value, key_value = column_q[batch, head, query], column_k[batch, head, key]
+            # Each tensor is read once: FlexAttention has a gradient for a single reading.
+            query_value = column_q[batch, head, query]
+            key_value = column_k[batch, head, key]
+            query_rest = rest_q[batch, head, query]
+            key_rest = rest_k[batch, head, key]
             product = product + query_value * key_value
-            rest = rest + query_value * rest_k[batch, head, key] + rest_q[batch, head, query] * key_value
+            rest = rest + query_value * key_rest + query_rest * key_value
         return score + (product + rest)
 
     return added
 
 
-def _in_two(columns: Tensor, like: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """Return each column, spread over batch and heads of `like`, as two tensors [B, H, T] whose sum it is."""
+def _split_precision(columns: Tensor, like: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """Split each column into two tensors [B, H, T] of lower precision with the column as their sum.
+
+    like: [B, H, T, *], for the sizes of batch and heads and for the type.
+    """
     spread = columns.expand(*like.shape[:-1], columns.shape[-1])
     pairs = []
     for column in spread.unbind(-1):
         rounded = column.to(precise(like.dtype)).contiguous()
-        # The gradient of the sum is that of its first part.
+        # The first part receives the gradient of the sum.
         rest = (column - rounded).detach().to(rounded.dtype).contiguous()
         pairs.append((rounded, rest))
     return pairs
 
 
 def _at_least(width: int, x: Tensor) -> Tensor:
-    return functional.pad(x, (0, max(0, width - x.shape[-1])))
+    missing = width - x.shape[-1]
+    return functional.pad(x, (0, max(0, missing)))
 
 
-# Which keys the queries of FlexAttention see: blocks are visible, hidden or mixed, and those have tiles.
+# The masks of FlexAttention: blocks of pairs are visible, hidden or mixed; each mixed block has a tile.
 #
 # Letters: B batch, H query heads, T tokens, Q queries and N keys of one chunk, n blocks of T tokens.
 
-# Called with the indices of batch, head, query and key.
-Seen = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+# Called with the indices of batch, head, query and key; returns true for a visible pair.
+MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
-# So many queries and so many keys are a block: FlexAttention's own number.
-BLOCK = 128
-# `visible` is asked about so many pairs of a query and a key at a time.
-CHUNK_ELEMENTS = 2**24
+BLOCK = 128  # queries, and keys, of a block: FlexAttention's own number
+CHUNK_ELEMENTS = 2**24  # pairs of a query and a key in one call of `visible`
 
 
 def block_mask(encoding: LayerEncoding, queries: Side, keys: Side, window: int | None) -> BlockMask:
-    """Return the mask of what each query sees, by `visible` and the window."""
+    """Return the mask of visible keys, by `visible` and the window."""
     if encoding.overrides("visible"):
         return mask_of_tiles(encoding, queries, keys, window)
     tokens = queries.x.shape[-2]
@@ -164,16 +172,16 @@ def block_mask(encoding: LayerEncoding, queries: Side, keys: Side, window: int |
 
 @lru_cache(KEPT_MASKS)
 def mask_of_window(tokens: int, window: int, device: torch.device) -> BlockMask:
-    """Return the mask that shows the last `window` tokens, the query's own among them."""
+    """Return the mask of the last `window` tokens of each query, its own token among them."""
     block = torch.arange(_blocks(tokens), device=device)
     middle = BLOCK * (block.unsqueeze(-1) - block)
     nearest = middle - (BLOCK - 1)
     furthest = middle + (BLOCK - 1)
     some = (furthest >= 0) & (nearest < window)
-    # In a block that the text does not fill, some rows are not queries.
+    # In a block that the text does not fill, some rows are no queries.
     filled = (block < tokens // BLOCK).unsqueeze(-1)
     full = (nearest >= 0) & (furthest < window) & filled
-    # As a tensor, so that all windows are one kernel.
+    # As a tensor, so that one kernel serves all windows.
     limit = torch.tensor(window, device=device)
 
     def seen(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
@@ -183,9 +191,9 @@ def mask_of_window(tokens: int, window: int, device: torch.device) -> BlockMask:
 
 
 def mask_of_tiles(encoding: LayerEncoding, queries: Side, keys: Side, window: int | None) -> BlockMask:
-    """Return the mask that `visible` gives the reference, whatever it is: mixed blocks are tiles.
+    """Return the mask of any `visible`, with a tile for each mixed block.
 
-    Queries are taken in chunks: never all pairs at once.
+    `visible` is called for chunks of queries, because all pairs at once need too much memory.
     """
     tokens = queries.x.shape[-2]
     device = queries.x.device
@@ -197,9 +205,13 @@ def mask_of_tiles(encoding: LayerEncoding, queries: Side, keys: Side, window: in
     count = torch.ones((), dtype=torch.long, device=device)  # of tiles so far, less one
     chunk = BLOCK * max(1, CHUNK_ELEMENTS // (BLOCK * tokens))
     for start in range(0, tokens, chunk):
-        rows = _visible_rows(encoding, queries, keys, window, start, min(start + chunk, tokens))
-        tiled = rows.view(rows.shape[0], -1, BLOCK, blocks, BLOCK).transpose(2, 3)
-        some, full = tiled.flatten(3).any(-1), tiled.flatten(3).all(-1)
+        stop = min(start + chunk, tokens)
+        rows = _visible_rows(encoding, queries, keys, window, start, stop)
+        split = rows.view(rows.shape[0], -1, BLOCK, blocks, BLOCK)
+        tiled = split.transpose(2, 3)
+        pairs = tiled.flatten(3)
+        some = pairs.any(-1)
+        full = pairs.all(-1)
         mixed = some & ~full
         numbered = count + mixed.flatten().cumsum(0).view_as(mixed)
         count = count + mixed.sum()
@@ -207,13 +219,15 @@ def mask_of_tiles(encoding: LayerEncoding, queries: Side, keys: Side, window: in
         fulls.append(full)
         tile_indices.append(torch.where(mixed, numbered, full.long()))
         tiles.append(tiled[mixed])
-    some, full, tile_index = (torch.cat(parts, 1) for parts in (somes, fulls, tile_indices))
+    some = torch.cat(somes, 1)
+    full = torch.cat(fulls, 1)
     tile = torch.cat(tiles)
-    tile_index = tile_index.int()
+    tile_index = torch.cat(tile_indices, 1).int()
     is_shared = tile_index.shape[0] == 1
 
     def seen(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        index = tile_index[0 if is_shared else head, query // BLOCK, key // BLOCK]
+        row = 0 if is_shared else head
+        index = tile_index[row, query // BLOCK, key // BLOCK]
         return tile[index, query % BLOCK, key % BLOCK]
 
     return _blocked(some, full, seen, tokens)
@@ -222,23 +236,26 @@ def mask_of_tiles(encoding: LayerEncoding, queries: Side, keys: Side, window: in
 def _visible_rows(
     encoding: LayerEncoding, queries: Side, keys: Side, window: int | None, start: int, stop: int
 ) -> Tensor:
-    """Return which keys these queries see [1 or H, Q, N], in whole blocks: what no text fills is hidden."""
-    visible = visible_keys(encoding, take(queries, range(start, stop)), keys, window)
+    """Return the mask [1 or H, Q, N] of the queries `start` to `stop` - 1, padded to whole blocks."""
+    visible = visible_keys(encoding, select_tokens(queries, range(start, stop)), keys, window)
     rows = visible if visible.dim() == 3 else visible.unsqueeze(0)
-    return functional.pad(rows, (0, -rows.shape[2] % BLOCK, 0, -rows.shape[1] % BLOCK))
+    missing_queries = -rows.shape[1] % BLOCK
+    missing_keys = -rows.shape[2] % BLOCK
+    return functional.pad(rows, (0, missing_keys, 0, missing_queries))
 
 
-def _blocked(some: Tensor, full: Tensor, seen: Seen, tokens: int) -> BlockMask:
-    """Return the mask `seen`: some blocks [.., n, n] have visible pairs, and some of these no others."""
-    lists = *_listed(some & ~full), *_listed(full)
+def _blocked(some: Tensor, full: Tensor, seen: MaskMod, tokens: int) -> BlockMask:
+    """Return the mask `seen`; `some` and `full` [.., n, n] mark blocks with any and all pairs visible."""
+    mixed_lists = _block_lists(some & ~full)
+    lists = (*mixed_lists, *_block_lists(full))
     return BlockMask.from_kv_blocks(*lists, BLOCK, mask_mod=seen, seq_lengths=(tokens, tokens))
 
 
-def _listed(chosen: Tensor) -> tuple[Tensor, Tensor]:
-    """Return how many of each row [.., n, n] are chosen, [1, 1 or H, n], and which, first in [.., n, n]."""
+def _block_lists(chosen: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the number of chosen blocks in each row, [1, 1 or H, n], and block indices, the chosen first."""
     chosen = chosen.view(1, -1, *chosen.shape[-2:])
-    order = chosen.int().argsort(dim=-1, descending=True, stable=True).int().contiguous()
-    return chosen.sum(-1).int(), order
+    order = chosen.int().argsort(dim=-1, descending=True, stable=True)
+    return chosen.sum(-1).int(), order.int().contiguous()
 
 
 def _blocks(tokens: int) -> int:

@@ -16,8 +16,8 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from pe_bench.encodings.base import LayerEncoding
-from pe_bench.model.attention.reference import precise, project, share_of_keys, times
+from pe_bench.encodings.base import LayerEncoding, precise
+from pe_bench.model.attention.reference import apply_logit_scale, project, share_of_keys
 
 
 def fused_attention(
@@ -25,23 +25,25 @@ def fused_attention(
 ) -> Tensor:
     """Serve encodings with `transform`, `logit_scale` and `null_logit` alone."""
     queries, keys = project(encoding, x, q, k, position)
-    scaled_q = times(queries.x, encoding.logit_scale(queries))
+    scaled_q = apply_logit_scale(queries.x, encoding.logit_scale(queries))
     null = encoding.null_logit(queries)
-    return fused(scaled_q, keys.x, v, None, 1 / math.sqrt(q.shape[-1]), null)
+    scale = 1 / math.sqrt(q.shape[-1])
+    return fused(scaled_q, keys.x, v, None, scale, null)
 
 
 def fused(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, null: Tensor | None = None
 ) -> Tensor:
-    """Attend with what `mask` [1 or B, 1 or H, Q, N] or [Q, N] shows or adds, or else causally.
+    """Return PyTorch's fused attention, [B, H, Q, V].
 
-    The fused kernels want one width for all three: what is narrower is padded. `null` is the null logit,
-    only on a CPU.
+    mask: true for visible keys, or numbers to add, [1 or B, 1 or H, Q, N] or [Q, N]; None: causal. null: the
+    null logit, only on a CPU. The kernels need one width of q, k and v, so narrower tensors are padded.
     """
     wide_q, wide_k, wide_v = _as_wide(q, k, v)
     if null is not None:
-        return _beside_null(wide_q, wide_k, wide_v, mask, scale, null)[..., : v.shape[-1]]
-    # Autocast would turn into half precision what has to be float32 here: sums, and their biases.
+        output = _fused_with_null(wide_q, wide_k, wide_v, mask, scale, null)
+        return output[..., : v.shape[-1]]
+    # Autocast would reduce float32 sums and biases to half precision.
     with torch.autocast(q.device.type, enabled=False):
         output = functional.scaled_dot_product_attention(
             wide_q, wide_k, wide_v, attn_mask=mask, is_causal=mask is None, scale=scale
@@ -52,15 +54,16 @@ def fused(
 def fused_with_lse(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """Return the output, and the log-sum-exp [B, H, Q, 1] of the logits.
+    """Return the output, and the log-sum-exp [B, H, Q, 1] of the logits; on a CPU, without gradients.
 
-    `mask` is as in `fused`, and without one all keys are visible. On a CPU, and without gradients.
+    mask: as in `fused`; None: all keys are visible.
     """
     mask = _added(mask, q)
     output, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
         *_as_wide(q, k, v), 0.0, False, attn_mask=mask, scale=scale
     )
-    output, lse = output[..., : v.shape[-1]], lse.unsqueeze(-1)
+    output = output[..., : v.shape[-1]]
+    lse = lse.unsqueeze(-1)
     if mask is not None:  # the kernel returns 0 for a query that sees nothing
         sees_nothing = mask.amax(-1, keepdim=True).isneginf()
         lse = lse.masked_fill(sees_nothing, float("-inf"))
@@ -68,22 +71,23 @@ def fused_with_lse(
 
 
 def merge_by_lse(parts: Sequence[tuple[Tensor, Tensor]], null: Tensor | None = None) -> Tensor:
-    """Join outputs over parts of the keys, each with its log-sum-exp, into the output over all."""
+    """Combine outputs over parts of the keys, each with its log-sum-exp, into the output over all keys."""
     if len(parts) == 1 and null is None:
         return parts[0][0]
     lses = [lse for _, lse in parts]
     if null is not None:
         lses.append(null)
     total = reduce(torch.logaddexp, lses)
-    return reduce(torch.add, [(lse - total).exp() * output for output, lse in parts])
+    weighted = [(lse - total).exp() * output for output, lse in parts]
+    return reduce(torch.add, weighted)
 
 
-class _BesideNull(torch.autograd.Function):
-    """Attention with a null logit [B, H, Q, 1], by the CPU's kernel without one.
+class _FusedWithNull(torch.autograd.Function):
+    """Attention with a null logit [B, H, Q, 1], by the CPU's kernel, which has no null logit.
 
-    The null logit scales an output and adds to the log-sum-exp. From these two the kernel's gradients follow,
-    with the null logit or without: weights are exp(logit - log-sum-exp), and the mean of their gradients is
-    the product of the output and its gradient.
+    The null logit scales the output and adds to the log-sum-exp. The kernel's backward pass reads only these
+    two: weights are exp(logit - log-sum-exp), and the mean gradient of a query's weights is the product of
+    its output and the output's gradient.
     """
 
     @staticmethod
@@ -112,29 +116,36 @@ class _BesideNull(torch.autograd.Function):
 
 
 def gradient_of_null(null: Tensor, total: Tensor, output: Tensor, gradient: Tensor) -> Tensor:
-    """Return the gradient [B, H, Q, 1] of a null logit: its value is 0, and the mean is the product."""
+    """Return the gradient [B, H, Q, 1] of a null logit, from the output [B, H, Q, V] and its gradient.
+
+    total: the log-sum-exp with the null logit, whose key has a value of 0.
+    """
     mean = (output * gradient).sum(-1, keepdim=True, dtype=total.dtype)
-    return (-(null - total).exp() * mean).to(null.dtype)
+    weight = (null - total).exp()
+    return (-weight * mean).to(null.dtype)
 
 
-def _beside_null(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, null: Tensor) -> Tensor:
+def _fused_with_null(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, null: Tensor
+) -> Tensor:
     heads = np.broadcast_shapes(q.shape[:2], k.shape[:2], v.shape[:2])
     q = q.expand(*heads, *q.shape[2:])
     k = k.expand(*heads, *k.shape[2:])
     v = v.expand(*heads, *v.shape[2:])
     null = null.expand(*q.shape[:-1], 1)
-    return cast(Tensor, _BesideNull.apply(q, k, v, null, _added(mask, q), scale))
+    return cast(Tensor, _FusedWithNull.apply(q, k, v, null, _added(mask, q), scale))
 
 
 def _added(mask: Tensor | None, q: Tensor) -> Tensor | None:
     """Return a boolean mask as numbers to add to the logits: 0 for visible keys, else minus infinity."""
     if mask is None or mask.dtype != torch.bool:
         return mask
-    return torch.zeros_like(mask, dtype=precise(q.dtype)).masked_fill_(~mask, float("-inf"))
+    zeros = torch.zeros_like(mask, dtype=precise(q.dtype))
+    return zeros.masked_fill_(~mask, float("-inf"))
 
 
 def _as_wide(*tensors: Tensor) -> list[Tensor]:
-    """Return the tensors, padded with zeros to the width of the widest."""
+    """Pad the tensors with zeros to one width."""
     widest = max(x.shape[-1] for x in tensors)
     wide = []
     for x in tensors:
@@ -147,9 +158,9 @@ def _as_wide(*tensors: Tensor) -> list[Tensor]:
 #
 # Letters: B batch, H query heads, T tokens, Q queries and N keys of one chunk, K head width, D model width.
 
-# So many queries are taken at a time, the more in texts of more than `LONG` tokens. Fewer see fewer keys in
-# vain: those after a query, and those that only another one needs. But from 768 on the CPU's kernel reads the
-# keys once for 256 queries and not for 64, which counts where they do not fit the processor's caches.
+# Queries of a chunk, more in texts of more than `LONG` tokens. Small chunks compute fewer needless keys: keys
+# after a query, or keys that only other queries need. But from 768 queries on, the CPU's kernel reads the
+# keys once for 256 queries instead of 64, which matters for keys that overflow the processor's caches.
 FUSED_QUERIES = 256
 FUSED_QUERIES_LONG = 1_024
 LONG = 8_192
@@ -160,29 +171,31 @@ def fused_distance_attention(
 ) -> Tensor:
     """Serve encodings with a `distance_bias`, at positions that count tokens.
 
-    With the queries in reverse order the bias of query i' and key j depends on i' + j alone: a
-    Hankel matrix, which is a view with strides (1, 1) of a vector of one value for each
-    distance. Keys after the query lie at the end of that vector, at minus infinity.
+    With queries in reverse order, the bias of query i' and key j depends on i' + j alone: a Hankel matrix,
+    which is a view with strides (1, 1) of a vector with one value for each distance. Keys after the query are
+    at the end of the vector, at minus infinity.
 
-    Where no gradient is wanted, keys that have provably no weight are left out (`NegligibleKeys`).
+    Without gradients, keys whose weight is provably 0 in float32 are left out (`NegligibleKeys`).
     """
     table = distance_table(encoding, q)
     assert table is not None
     queries, keys = project(encoding, x, q, k, position)
-    scaled = times(queries.x, encoding.logit_scale(queries))
+    scaled = apply_logit_scale(queries.x, encoding.logit_scale(queries))
     scale = 1 / math.sqrt(q.shape[-1])
     null = encoding.null_logit(queries)
     if null is not None:
         null = null.expand(*q.shape[:-1], 1)
-    learns = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (scaled, keys.x, v))
+    needs_gradient = scaled.requires_grad or keys.x.requires_grad or v.requires_grad
+    learns = torch.is_grad_enabled() and needs_gradient
     negligible = None
     if is_worthwhile(table) and not learns:
         negligible = NegligibleKeys(scaled, keys.x, v, table, scale)
-    # The CPU kernel takes a float32 mask for half precision queries; others want one type.
+    # The CPU's kernel takes a float32 mask for half precision queries; other kernels need one type.
     dtype = precise(q.dtype) if q.device.type == "cpu" else q.dtype
     size = FUSED_QUERIES if q.shape[-2] <= LONG else FUSED_QUERIES_LONG
-    # [H, T + size]: distance T-1 first, then 0, then the keys that may not be seen.
-    falling = functional.pad(table.flip(-1), (0, size), value=float("-inf")).to(dtype)
+    # [H, T + size]: the distances T-1 to 0, then keys that are hidden.
+    falling = functional.pad(table.flip(-1), (0, size), value=float("-inf"))
+    falling = falling.to(dtype)
     chunks = []
     for start in range(0, q.shape[-2], size):
         stop = min(start + size, q.shape[-2])
@@ -190,8 +203,9 @@ def fused_distance_attention(
         reversed_null = None if null is None else null[:, :, start:stop].flip(-2)
         needed = negligible.first_keys(start, stop) if negligible else [0] * q.shape[1]
         outputs = []
-        for heads, first in _heads_together(needed):
-            mask = _hankel(falling[heads, q.shape[-2] - stop + first :], stop - start, stop - first)
+        for heads, first in _head_groups(needed):
+            vector = falling[heads, q.shape[-2] - stop + first :]
+            mask = _hankel(vector, stop - start, stop - first)
             seen_k = keys.x[:, heads, first:stop]
             seen_v = v[:, heads, first:stop]
             head_null = None if reversed_null is None else reversed_null[:, heads]
@@ -201,13 +215,13 @@ def fused_distance_attention(
 
 
 def distance_table(encoding: LayerEncoding, q: Tensor) -> Tensor | None:
-    """Return the bias [H, T] of every distance for queries [B, H, T, K]; heads may share one."""
+    """Return the bias [H, T] of every distance for queries [B, H, T, K]; heads may share memory."""
     table = encoding.distance_bias(torch.arange(q.shape[-2], device=q.device))
     return None if table is None else table.expand(q.shape[1], q.shape[-2])
 
 
 def can_tabulate(position: Tensor) -> bool:
-    """Return whether the bias at these positions is a table: one value for each distance in tokens."""
+    """Return true if the bias at these positions has one value for each distance in tokens."""
     if position.dim() != 1 or position.is_floating_point():
         return False
     if position not in _is_consecutive:
@@ -215,12 +229,12 @@ def can_tabulate(position: Tensor) -> bool:
     return _is_consecutive[position]
 
 
-# Of positions that are in use: all layers of a model ask, and a GPU waits for each answer.
+# Kept for positions in use: all layers of a model ask, and a GPU waits for each answer.
 _is_consecutive: MutableMapping[Tensor, bool] = WeakTensorKeyDictionary()
 
 
-def _heads_together(needed: Sequence[int]) -> Iterator[tuple[slice, int]]:
-    """Yield neighbouring heads that need the same first key, and that key."""
+def _head_groups(needed: Sequence[int]) -> Iterator[tuple[slice, int]]:
+    """Yield groups of neighbouring heads that need the same first key, with the key."""
     start = 0
     for first, heads in groupby(needed):
         stop = start + len(list(heads))
@@ -234,20 +248,21 @@ def _hankel(vector: Tensor, rows: int, columns: int) -> Tensor:
     return vector.as_strided((1, heads, rows, columns), (0, vector.stride(0), 1, 1))
 
 
-# Keys that may be left out, because their weight is provably below what rounding keeps.
+# Keys that may be left out, because their weight is provably lost in rounding.
 #
-# The keys before some block may be left out when, for every query i of the chunk, with scores
+# The keys before a block may be left out when, for every query i of the chunk, with scores
 # s_ij = scale * q_i . k_j + b(i - j) and |v| the root mean square of the chunk's own values,
 #
 #     sum_j exp(s_ij) max(1, |v_j| / |v|) <= exp(s_ii) epsilon / 3        (e^-17 in float32)
 #
-# over those keys j. The row's sum of exponentials is at least exp(s_ii), so the output moves by no more than
-# epsilon / 3 times the sum of |v| and its own size: what float32 rounds away in such a sum anyway.
+# over the left out keys j. The row's sum of exponentials is at least exp(s_ii), so the output moves by no
+# more than epsilon / 3 times the sum of |v| and the size of the output, which float32 rounds away in such a
+# sum.
 #
-# The left side is bounded a block at a time. The keys of a block lie in a ball around their mean c of radius
-# r, so q_i . k_j <= q_i . c + |q_i| r by Cauchy-Schwarz; and there is a largest bias at the least distance
-# from the chunk to the block or beyond. All of it is read from the tensors themselves, and nothing is left
-# out up to where a bias rises again, a key or a value is huge, or something is no number.
+# The left side is bounded a block at a time. The keys of a block lie in a ball of radius r around their mean
+# c, so q_i . k_j <= q_i . c + |q_i| r by Cauchy-Schwarz; the bias is at most the largest bias at the least
+# distance from the chunk to the block or beyond. The bound is computed from the tensors: no key is left out
+# up to a rise of the bias, a huge key or value, or a NaN.
 #
 # Letters: B batch, H query heads, T tokens, Q queries of a chunk, M blocks of keys, K head width.
 
@@ -256,57 +271,64 @@ SHORT = 1_024  # tokens
 
 
 class NegligibleKeys:
-    """The keys that chunks of queries do not need; q, k and v [B, H, T, *] are after every transform."""
+    """The keys that chunks of queries do not need, given transformed q, k and v [B, H, T, *]."""
 
     def __init__(self, q: Tensor, k: Tensor, v: Tensor, table: Tensor, scale: float):
         dtype = precise(q.dtype)
         self._q, self._k, self._scale = q, k, scale
         table = table.to(dtype)
-        # [H, T]: the largest bias at a distance or beyond it, over the query's own.
-        self._bias = table.flip(-1).cummax(-1).values.flip(-1) - table[:, :1]
+        largest_from_here = table.flip(-1).cummax(-1).values.flip(-1)
+        self._bias = largest_from_here - table[:, :1]  # [H, T], relative to the bias of the query itself
         blocks = _blocks(k.to(dtype), 2)  # [B, H, M, BLOCK, *]
         self._centres = blocks.mean(-2)
-        self._radii = (blocks - self._centres.unsqueeze(-2)).norm(dim=-1).amax(-1)
+        from_centre = blocks - self._centres.unsqueeze(-2)
+        self._radii = from_centre.norm(dim=-1).amax(-1)
         self._sizes = v.to(dtype).norm(dim=-1)  # [B, H, T]
         self._largest = _blocks(self._sizes, 2).amax(-1)
 
     def first_keys(self, start: int, stop: int) -> list[int]:
-        """Return for each head the first key that one of the queries `start` to `stop` - 1 needs."""
+        """Return, for each head, the first key that any of the queries `start` to `stop` - 1 needs."""
         blocks = start // BLOCK
         if blocks == 0:
             return [0] * self._bias.shape[0]
-        nearest = start + 1 - BLOCK * torch.arange(1, blocks + 1, device=self._bias.device)
-        rms = self._sizes[:, :, start:stop].square().mean(-1, keepdim=True).sqrt()
-        sizes = self._largest[:, :, :blocks] / rms
-        lse = self._content(start, stop) + self._bias[:, nearest] + (BLOCK * sizes.clamp(min=1)).log()
-        # [B, H, M]: of each block and all before it, which grows. A NaN is not less than any number.
-        idle = lse.logcumsumexp(-1) < log_epsilon(lse.dtype)
-        return (idle.all(0).sum(-1) * BLOCK).tolist()
+        number = torch.arange(1, blocks + 1, device=self._bias.device)
+        nearest = start + 1 - BLOCK * number  # the least distance to each block
+        mean_square = self._sizes[:, :, start:stop].square().mean(-1, keepdim=True)
+        sizes = self._largest[:, :, :blocks] / mean_square.sqrt()
+        log_sizes = (BLOCK * sizes.clamp(min=1)).log()
+        lse = self._content(start, stop) + self._bias[:, nearest] + log_sizes
+        # [B, H, M]: of each block and all blocks before it, which grows. A NaN is not less than any number.
+        negligible = lse.logcumsumexp(-1) < log_epsilon(lse.dtype)
+        return (negligible.all(0).sum(-1) * BLOCK).tolist()
 
     def _content(self, start: int, stop: int) -> Tensor:
-        """Return [B, H, M]: how far products with a block before `start` can exceed a query's own."""
+        """Bound scaled products with each block before `start`, relative to a query's own key, [B, H, M]."""
         blocks = start // BLOCK
         q = self._q[:, :, start:stop].to(self._radii.dtype)
-        own_score = (q * self._k[:, :, start:stop]).sum(-1, keepdim=True)
-        # Autocast would make half precision of the product, and rounding would break the bound.
+        own_k = self._k[:, :, start:stop]
+        own_product = (q * own_k).sum(-1, keepdim=True)
+        # In half precision, as under autocast, rounding would break the bound.
         with torch.autocast(q.device.type, enabled=False):
             at_centre = q @ self._centres[:, :, :blocks].mT
         around = q.norm(dim=-1, keepdim=True) * self._radii[:, :, None, :blocks]
-        return self._scale * (at_centre + around - own_score).amax(-2)
+        excess = at_centre + around - own_product
+        return self._scale * excess.amax(-2)
 
 
 def is_worthwhile(table: Tensor) -> bool:
-    """Return whether a bias [H, T] makes anything negligible by itself, in a text that is not short."""
-    fallen = table.amin(-1) - table[:, 0] < log_epsilon(precise(table.dtype))
-    return table.shape[-1] > SHORT and bool(fallen.any())
+    """Return true if a bias [H, T] alone makes keys negligible, and the text is not short."""
+    fall = table.amin(-1) - table[:, 0]
+    is_negligible = fall < log_epsilon(precise(table.dtype))
+    return table.shape[-1] > SHORT and bool(is_negligible.any())
 
 
 def log_epsilon(dtype: torch.dtype) -> float:
-    """Return the logarithm of the largest weight that rounding does not keep."""
+    """Return the logarithm of the largest weight that is lost in rounding."""
     return math.log(torch.finfo(dtype).eps / 3)
 
 
 def _blocks(x: Tensor, dim: int) -> Tensor:
-    """Return the axis of tokens as [M, BLOCK], without what fills no block."""
+    """Split the axis of tokens into [M, BLOCK], without tokens that fill no block."""
     count = x.shape[dim] // BLOCK
-    return x.narrow(dim, 0, count * BLOCK).unflatten(dim, (count, BLOCK))
+    whole = x.narrow(dim, 0, count * BLOCK)
+    return whole.unflatten(dim, (count, BLOCK))

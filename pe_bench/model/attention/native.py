@@ -1,8 +1,8 @@
-"""Causal attention with a bias of the distance by kernels of our own, for processors.
+"""Causal attention with a bias of the distance by pe-bench's own kernels, for processors.
 
-PyTorch's fused kernels spend half of a training step on short texts, and have no gradient for a bias that is
-not materialised. Ours are compiled on first use where there is a C++ compiler (`build.py`): one in float32
-for every processor (`kernel.cpp`), and one in bfloat16 for those with AMX (`amx.cpp`).
+PyTorch's fused kernels take half of a training step on short texts, and have no gradient for a bias that is
+not materialised. Our kernels are compiled on first use by a C++ compiler (`build.py`): one in float32 for
+every processor (`kernel.cpp`), and one in bfloat16 for processors with AMX (`amx.cpp`).
 
 Letters: B batch, H query heads, T tokens, K width of queries and keys, V of values.
 """
@@ -21,10 +21,10 @@ from torch.autograd.function import once_differentiable
 from pe_bench.encodings.base import LayerEncoding
 from pe_bench.errors import require
 from pe_bench.model.attention.fused import distance_table, gradient_of_null
-from pe_bench.model.attention.reference import project, share_of_keys, times
+from pe_bench.model.attention.reference import apply_logit_scale, project, share_of_keys
 from pe_bench.native import build
 
-# How far from float64 a kernel may be when it is first tried, relative to the largest number of an output.
+# The largest error of a kernel against float64 at its first use, relative to the largest number of an output.
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
 
 
@@ -34,29 +34,32 @@ def native_attention(
     """Serve encodings with a `distance_bias`, at positions that count tokens, or with no bias."""
     queries, keys = project(encoding, x, q, k, position)
     table = distance_table(encoding, q) if encoding.overrides("distance_bias") else None
-    tiled = v.dtype == torch.bfloat16 and usable_kernel(torch.bfloat16).library is not None
-    dtype = torch.bfloat16 if tiled else torch.float32
-    scaled_q = times(queries.x, encoding.logit_scale(queries)).to(dtype)
+    dtype = torch.float32
+    if v.dtype == torch.bfloat16 and usable_kernel(torch.bfloat16).library is not None:
+        dtype = torch.bfloat16
+    scaled_q = apply_logit_scale(queries.x, encoding.logit_scale(queries)).to(dtype)
     scale = 1 / math.sqrt(q.shape[-1])
     null = encoding.null_logit(queries)
-    return causal_attention(scaled_q, keys.x.to(dtype), v.to(dtype), table, scale, null).to(v.dtype)
+    output = causal_attention(scaled_q, keys.x.to(dtype), v.to(dtype), table, scale, null)
+    return output.to(v.dtype)
 
 
 def native_column_attention(
     encoding: LayerEncoding, x: Tensor, q: Tensor, k: Tensor, v: Tensor, position: Tensor, window: None = None
 ) -> Tensor:
-    """Serve encodings whose bias is low-rank: `columns` of the queries and the keys.
+    """Serve encodings with a low-rank bias: `columns` of the queries and of the keys.
 
-    The kernel adds their products first and in their order, so that large numbers whose difference is small
-    cancel exactly before anything else is added.
+    The kernel adds the products of columns first and in their order, so large numbers with a small difference
+    cancel exactly before another number is added.
     """
     queries, keys = project(encoding, x, q, k, position)
-    # In float32, so that no scale rounds to half precision.
-    scaled_q = times(queries.x.float(), encoding.logit_scale(queries))
+    # In float32: a scale must not round to half precision.
+    scaled_q = apply_logit_scale(queries.x.float(), encoding.logit_scale(queries))
     null = encoding.null_logit(queries)
     columns = encoding.columns(queries, keys)
     scale = 1 / math.sqrt(q.shape[-1])
-    return causal_attention(scaled_q, keys.x.float(), v.float(), None, scale, null, columns).to(v.dtype)
+    output = causal_attention(scaled_q, keys.x.float(), v.float(), None, scale, null, columns)
+    return output.to(v.dtype)
 
 
 def causal_attention(
@@ -68,43 +71,44 @@ def causal_attention(
     null: Tensor | None = None,
     columns: Sequence[Tensor] = (),
 ) -> Tensor:
-    """Return [B, H, T, V] of queries, keys [B, H, T, K], values [B, H, T, V], biases [H, T] by distance.
+    """Return the output [B, H, T, V] of causal attention on the CPU.
 
-    `null` [.., 1] is the null logit. The products of `columns` [.., T, C] of the queries and of the keys are
-    added to the logits. On the CPU, all in float32; or without columns in bfloat16, where there is a kernel
-    for it, and the biases and null logits in float32.
+    q, k: [B, H, T, K]. v: [B, H, T, V]. table: biases [H, T] by distance. null: null logits [.., T, 1].
+    columns: of queries and of keys, [.., T, C] each, with products that are added to the logits. All are
+    float32; q, k and v may be bfloat16 with a kernel for this type and without columns.
     """
-    # Encodings may share keys, or whatever they return, among heads; the kernel reads what the shapes say.
-    # (PyTorch's function of this name would import SymPy, which is slow.)
-    shape = np.broadcast_shapes(q.shape[:-1], k.shape[:-1], v.shape[:-1])
-    q, k, v = (x.expand(*shape, x.shape[-1]) for x in (q, k, v))
+    # Encodings may share tensors among heads, which the kernel needs in full shape. (PyTorch's
+    # `broadcast_shapes` would import SymPy, which is slow.)
+    leading = np.broadcast_shapes(q.shape[:-1], k.shape[:-1], v.shape[:-1])
+    q, k, v = (x.expand(*leading, -1) for x in (q, k, v))
     require(q.shape == k.shape, f"queries are {q.shape[-1]} wide, and keys {k.shape[-1]}")
     if table is not None:
         table = table.float().expand(q.shape[1], q.shape[2])
     if null is not None:
-        null = null.float().expand(*q.shape[:-1], 1)
-    columns = [column.float().expand(*q.shape[:-1], column.shape[-1]) for column in columns]
+        null = null.float().expand(*leading, 1)
+    columns = [column.float().expand(*leading, -1) for column in columns]
     return cast(Tensor, _Attention.apply(q, k, v, table, null, scale, *columns))
 
 
 @functools.cache
 def usable_kernel(dtype: torch.dtype) -> build.Kernel:
-    """Return the kernel of a type, if it is here and computes what it should on this CPU; else why not."""
+    """Return the kernel of a type, tested on this CPU, or the reason why there is none."""
     kernel = build.tiled_kernel() if dtype == torch.bfloat16 else build.kernel()
     worst = 0.0 if kernel.library is None else _error_of(kernel.library, dtype)
-    if worst < TOLERANCE[dtype]:  # which a NaN is not
+    if worst < TOLERANCE[dtype]:  # false for a NaN
         return kernel
     return build.Kernel(None, f"{kernel.description}, but its results are off by {worst:.1e} here")
 
 
 def training_kernel(device: torch.device, dtype: torch.dtype) -> str:
-    """Describe what computes attention in training on a device. Our kernel is compiled for this CPU."""
+    """Describe the kernels of attention in training on a device; our kernel is compiled for this CPU."""
     if device.type != "cpu":
         return "PyTorch's fused kernels and FlexAttention"
-    kernels = [usable_kernel(one) for one in dict.fromkeys((torch.float32, dtype))]
+    kernels = [usable_kernel(each) for each in dict.fromkeys((torch.float32, dtype))]
     has_ours = kernels[0].library is not None
-    ours = "pe-bench's kernel" if has_ours else "PyTorch's fused kernels and the reference"
-    return f"{ours} ({'; '.join(kernel.description for kernel in kernels)})"
+    name = "pe-bench's kernel" if has_ours else "PyTorch's fused kernels and the reference"
+    descriptions = "; ".join(kernel.description for kernel in kernels)
+    return f"{name} ({descriptions})"
 
 
 class _Attention(torch.autograd.Function):
@@ -145,9 +149,9 @@ class _Attention(torch.autograd.Function):
 
 
 def _add_null(null: Tensor, output: Tensor, normalizers: Tensor) -> None:
-    """Change what the kernel returned to what it would be with one more key [B, H, T, 1] without a value.
+    """Change the kernel's results as if it had seen a key with logit `null` [B, H, T, 1] and no value.
 
-    The kernel's gradients follow from the two, as if it had known of that key.
+    The kernel's backward pass reads these two results, so its gradients include the key.
     """
     share = share_of_keys(_lse(normalizers), null)
     output.mul_(share)
@@ -156,7 +160,8 @@ def _add_null(null: Tensor, output: Tensor, normalizers: Tensor) -> None:
 
 def _lse(normalizers: Tensor) -> Tensor:
     """Return the log-sum-exp [B, H, T, 1] of the logits."""
-    return (normalizers[0] - normalizers[1].log()).unsqueeze(-1)
+    largest, inverse_sum = normalizers
+    return (largest - inverse_sum.log()).unsqueeze(-1)
 
 
 def _forward(
@@ -170,7 +175,7 @@ def _forward(
 ) -> tuple[Tensor, Tensor]:
     """Return the output [B, H, T, V] and the normalizers [2, B, H, T] of the weights.
 
-    They are each query's largest logit, and one over the sum of what the weights are before they are divided.
+    Normalizers are each query's largest logit m, and 1 / sum exp(logit - m).
     """
     q, k, v, *columns = map(build.with_whole_rows, (q, k, v, *columns))
     output = build.like_rows_of_tokens(v)
@@ -185,9 +190,9 @@ def _forward(
 def _backward(
     library: ctypes.CDLL, saved: Sequence[Any], gradient: Tensor, scale: float, *, has_table_gradient: bool
 ) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor | None], list[Tensor]]:
-    """Return the gradients of q, k, v and the table [H, T], or None for the table; and of the columns.
+    """Return the gradients of q, k, v and of the table [H, T] or None, and the gradients of the columns.
 
-    saved: q, k, v, the table or None, the results of `_forward` for them, and the columns.
+    saved: q, k, v, the table or None, the two results of `_forward`, and the columns.
     """
     q, k, v, table, output, normalizers, *columns = saved
     q, k, v, gradient, *columns = map(build.with_whole_rows, (q, k, v, gradient, *columns))
@@ -207,7 +212,7 @@ def _backward(
 
 
 def _rows(q: Tensor, k: Tensor, v: Tensor, scale: float, columns: Sequence[Tensor]) -> tuple[Any, ...]:
-    """Return the shape and the rows of queries, keys and values as the kernels take them."""
+    """Return the kernels' arguments for queries, keys and values: their shape and their rows."""
     query_columns, key_columns = columns or (None, None)
     count = 0 if query_columns is None else query_columns.shape[-1]
     shape = build.shape_of(q, v, scale, count)
@@ -221,25 +226,33 @@ def _call(function: Any, *arguments: Any) -> None:
 
 @torch.inference_mode(False)  # the first use may be in inference mode, which has no gradients
 def _error_of(library: ctypes.CDLL, dtype: torch.dtype) -> float:
-    """Return the largest error against float64, of output or gradients, on a small case of odd sizes.
+    """Return the largest error of output and gradients against float64, on a small case of odd sizes.
 
-    Errors are relative to the largest number of each.
+    Errors are relative to the largest number of each output. An error may be NaN.
     """
     generator = torch.Generator().manual_seed(0)
     tokens, heads, width = 131, 2, 20
-    q, k, v, slope = torch.randn(4, 1, heads, tokens, width, generator=generator).to(dtype).unbind()
+    shape = (1, heads, tokens, width)
+    q, k, v, grad_output = torch.randn(4, *shape, generator=generator).to(dtype).unbind()
     table = torch.randn(heads, tokens, generator=generator)
     scale = 1 / math.sqrt(width)
     output, normalizers = _forward(library, q, k, v, table, scale)
     saved = q, k, v, table, output, normalizers
-    gradients, _ = _backward(library, saved, slope, scale, has_table_gradient=True)
+    gradients, _ = _backward(library, saved, grad_output, scale, has_table_gradient=True)
     results = output, *gradients
     leaves = [leaf.double().requires_grad_() for leaf in (q, k, v, table)]
-    distance = torch.arange(tokens).unsqueeze(-1) - torch.arange(tokens)
+    exact_q, exact_k, exact_v, exact_table = leaves
+    index = torch.arange(tokens)
+    distance = index.unsqueeze(-1) - index
     with torch.enable_grad():
-        logits = scale * leaves[0] @ leaves[1].mT + leaves[3][:, distance.clamp(min=0)]
-        exact = logits.masked_fill(distance < 0, -math.inf).softmax(-1) @ leaves[2]
-        exact_gradients = torch.autograd.grad((exact * slope).sum(), leaves)
-    pairs = zip(results, (exact.detach(), *exact_gradients), strict=True)
-    errors = [(a - b).abs().max() / b.abs().max() for a, b in pairs if a is not None]
-    return float(torch.stack(errors).max())  # a NaN stays one
+        bias = exact_table[:, distance.clamp(min=0)]
+        logits = scale * exact_q @ exact_k.mT + bias
+        weights = logits.masked_fill(distance < 0, -math.inf).softmax(-1)
+        exact = weights @ exact_v
+        exact_gradients = torch.autograd.grad((exact * grad_output).sum(), leaves)
+    errors = []
+    for result, truth in zip(results, (exact.detach(), *exact_gradients), strict=True):
+        if result is not None:
+            largest_error = (result - truth).abs().max()
+            errors.append(largest_error / truth.abs().max())
+    return float(torch.stack(errors).max())

@@ -1,4 +1,4 @@
-"""The reference: every hook as it stands, in blocks of queries. It serves all encodings, and is the truth.
+"""The reference for all encodings, which defines the result: every hook is called, in blocks of queries.
 
 Letters: B batch, H query heads, T tokens, Q queries and N keys of one block, K head width, D model width.
 """
@@ -9,17 +9,17 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from pe_bench.encodings.base import LayerEncoding, Side
+from pe_bench.encodings.base import LayerEncoding, Side, precise
 from pe_bench.encodings.masks.ranges import intersection, latest
 
-# The largest tensor, B * H * queries * T scores, is kept at about this many elements: on a processor more do
-# not fit the caches, and took two to four times as long; a GPU is idle with fewer.
+# Elements of the largest tensor, B * H * queries * T scores: more overflow the caches of a processor and took
+# two to four times as long; fewer leave a GPU idle.
 REFERENCE_ELEMENTS = 2**20
 REFERENCE_ELEMENTS_ON_A_GPU = 2**28
 
 
 def gated(encoding: LayerEncoding, x: Tensor, read: Tensor, rows: range) -> Tensor:
-    """Return the values read by the queries in `rows`, times the gate of their inputs [B, H, Q, K]."""
+    """Multiply the output [B, H, Q, K] of the queries in `rows` by the encoding's gate, if it has one."""
     factor = encoding.gate(x[:, rows.start : rows.stop])
     return read if factor is None else (read * factor).to(read.dtype)
 
@@ -35,11 +35,13 @@ def reference_attention(
     block: int | None = None,
     rows: range | None = None,
 ) -> Tensor:
-    """Apply every hook literally, in blocks of queries; `rows` asks for those queries alone.
+    """Return the attention output [B, H, Q, K] of `rows`, by every hook, in blocks of queries.
 
-    There may be queries of the last tokens alone, and always are keys of all.
+    q may be of the last tokens alone; k and v are of all tokens. rows: indices of queries; None: all of q.
     """
-    rows = rows if rows is not None else range(k.shape[-2] - q.shape[-2], k.shape[-2])
+    if rows is None:
+        tokens = k.shape[-2]
+        rows = range(tokens - q.shape[-2], tokens)
     convolved = encoding.convolve(q, k, v)
     if encoding.overrides("attend"):
         read = encoding.attend(x, *convolved)[:, :, rows.start : rows.stop]
@@ -59,7 +61,7 @@ def softmax_attention(
     block: int | None = None,
     rows: range | None = None,
 ) -> Tensor:
-    """Apply every hook of softmax attention literally, in blocks of queries."""
+    """As `reference_attention`, for softmax attention without convolution and gate."""
     queries, keys = project(encoding, x, q, k, position)
     batch, heads, _, _ = q.shape
     tokens = k.shape[-2]
@@ -67,28 +69,31 @@ def softmax_attention(
     rows = rows if rows is not None else range(before, tokens)
     keys_of_a_block = tokens if window is None else min(tokens, 2 * window)
     elements = REFERENCE_ELEMENTS if q.device.type == "cpu" else REFERENCE_ELEMENTS_ON_A_GPU
-    block = block or max(1, elements // (batch * heads * keys_of_a_block))
+    row_elements = batch * heads * keys_of_a_block
+    block = block or max(1, elements // row_elements)
     scale = 1 / math.sqrt(q.shape[-1])
     outputs = []
-    # The last blocks, which see the most keys, come first: their memory serves those that see fewer, while
-    # tensors that grow from one block to the next would each need more, and leave holes.
+    # The last blocks, which see the most keys, come first: later blocks fit into their memory. Tensors that
+    # grow from block to block would fragment the memory.
     for start in reversed(range(rows.start, rows.stop, block)):
         stop = min(start + block, rows.stop)
-        # No query of the block may see a key after its last one, or before its first one's window.
+        # No query of the block sees a key after its last token, or before the window of its first token.
         first = 0 if window is None else max(0, start - window + 1)
-        seen = take(keys, range(first, stop))
-        asking = take(queries, range(start - before, stop - before))
-        weights = weigh(encoding, *logits(encoding, asking, seen, scale, window), asking)
-        outputs.append(encoding.mix(weights.to(v.dtype), v[:, :, first:stop], asking, seen))
-    return torch.cat(outputs[::-1], -2)
+        seen = select_tokens(keys, range(first, stop))
+        asking = select_tokens(queries, range(start - before, stop - before))
+        scores, visible = logits(encoding, asking, seen, scale, window)
+        weights = attention_weights(encoding, scores, visible, asking).to(v.dtype)
+        outputs.append(encoding.mix(weights, v[:, :, first:stop], asking, seen))
+    outputs.reverse()
+    return torch.cat(outputs, -2)
 
 
 def logits(
     encoding: LayerEncoding, queries: Side, keys: Side, scale: float, window: int | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return the logits of a block [B, H, Q, N] before the mask, and which keys are visible."""
+    """Return the logits of a block [B, H, Q, N] before the mask, and the mask of visible keys."""
     scores = encoding.scores(queries, keys, scale)
-    # Everything up to the weights is float32 or better, whatever the model runs in.
+    # Scores and weights are float32 or better, in every type of the model.
     scores = scores.to(precise(scores.dtype))
     factor = encoding.logit_scale(queries)
     if factor is not None:
@@ -101,7 +106,7 @@ def logits(
 
 
 def visible_keys(encoding: LayerEncoding, queries: Side, keys: Side, window: int | None) -> Tensor:
-    """Return the mask of the keys that queries see, by the encoding and the window, [Q, N] or [H, Q, N]."""
+    """Return the mask of visible keys under the encoding and the window, [Q, N] or [H, Q, N]."""
     visible = encoding.visible(queries, keys)
     if window is None:
         return visible
@@ -110,60 +115,57 @@ def visible_keys(encoding: LayerEncoding, queries: Side, keys: Side, window: int
 
 
 def ranges_in(encoding: LayerEncoding, start: int, stop: int, window: int | None) -> list[range]:
-    """Return the ranges of keys that queries from `start` to `stop` may see."""
+    """Return ranges of indices with all keys visible to the queries from `start` to `stop` - 1."""
     ranges = encoding.ranges(start, stop)
     return ranges if window is None else intersection(ranges, latest(window, start, stop))
 
 
-def weigh(encoding: LayerEncoding, scores: Tensor, visible: Tensor, queries: Side) -> Tensor:
-    """Return the weights [B, H, Q, N] of logits, which sum to less than 1 where there is a null logit."""
+def attention_weights(encoding: LayerEncoding, scores: Tensor, visible: Tensor, queries: Side) -> Tensor:
+    """Return the weights [B, H, Q, N] of logits; with a null logit their sum is below 1."""
     weights = encoding.weights(scores, visible)
     null = encoding.null_logit(queries)
     if null is None:
         return weights
-    lse = scores.masked_fill(~visible, float("-inf")).logsumexp(-1, keepdim=True)
+    shown = scores.masked_fill(~visible, float("-inf"))
+    lse = shown.logsumexp(-1, keepdim=True)
     return weights * share_of_keys(lse, null)
 
 
 def share_of_keys(lse: Tensor, null: Tensor) -> Tensor:
-    """Return the weight [B, H, Q, 1] of all keys together, from the log-sum-exp of their logits."""
+    """Return the total weight [B, H, Q, 1] of the keys, from the log-sum-exp of their logits."""
     return (lse - null).sigmoid()
 
 
 def project(encoding: LayerEncoding, x: Tensor, q: Tensor, k: Tensor, position: Tensor) -> tuple[Side, Side]:
-    """Return all keys and the given queries, maybe of the last tokens alone, before and after `transform`."""
+    """Return all keys, and the queries q of the last tokens, before and after `transform`."""
     position = position if position.dim() == 1 else position.unsqueeze(1)
-    keys = Side(k, k, position, torch.arange(k.shape[-2], device=k.device), encoding.prepare(x))
-    before = k.shape[-2] - q.shape[-2]  # tokens without a query
-    last = take(keys, range(before, k.shape[-2])) if before else keys
+    tokens = k.shape[-2]
+    index = torch.arange(tokens, device=k.device)
+    keys = Side(k, k, position, index, encoding.prepare(x))
+    before = tokens - q.shape[-2]  # tokens without a query
+    last = select_tokens(keys, range(before, tokens)) if before else keys
     queries = last._replace(x=q, raw=q)
     turned_q, turned_k = encoding.transform(queries, keys)
     return queries._replace(x=turned_q), keys._replace(x=turned_k)
 
 
-def times(x: Tensor, factor: Tensor | None) -> Tensor:
-    """Return x [B, H, Q, *] times the `logit_scale` of its queries."""
+def apply_logit_scale(x: Tensor, factor: Tensor | None) -> Tensor:
+    """Return queries x [B, H, Q, *] times their `logit_scale`; None: unchanged."""
     return x if factor is None else (x * factor).to(x.dtype)
 
 
-def take(side: Side, *ranges: range) -> Side:
-    """Return the tokens in these ranges of one side."""
-    values = {name: joined(value, ranges, -1) for name, value in side.values.items()}
+def select_tokens(side: Side, *ranges: range) -> Side:
+    """Return the part of a side that belongs to the tokens in the ranges of indices."""
     return Side(
-        joined(side.x, ranges, -2),
-        joined(side.raw, ranges, -2),
-        joined(side.position, ranges, -1),
-        joined(side.index, ranges, -1),
-        values,
+        x=select_ranges(side.x, ranges, -2),
+        raw=select_ranges(side.raw, ranges, -2),
+        position=select_ranges(side.position, ranges, -1),
+        index=select_ranges(side.index, ranges, -1),
+        values={name: select_ranges(value, ranges, -1) for name, value in side.values.items()},
     )
 
 
-def joined(x: Tensor, ranges: Sequence[range], axis: int) -> Tensor:
-    """Return the parts of x in these ranges of an axis, one after the other."""
+def select_ranges(x: Tensor, ranges: Sequence[range], axis: int) -> Tensor:
+    """Concatenate the ranges of x along an axis."""
     parts = [x.narrow(axis, part.start, len(part)) for part in ranges]
     return parts[0] if len(parts) == 1 else torch.cat(parts, axis)
-
-
-def precise(dtype: torch.dtype) -> torch.dtype:
-    """Return float32, or float64 where that is the type already."""
-    return torch.promote_types(dtype, torch.float32)
