@@ -368,7 +368,10 @@ def _prepared(kind: Kind, change_config: Config, baseline_config: Config) -> Try
     require(lengths[-1] > train_length, message)
     run = change.folder.name
     baseline_run = baseline.folder.name
-    require(run != baseline_run, f"{change.label} is compared with itself: name another --against")
+    require(
+        run != baseline_run,
+        f"{change.label} is compared with itself: give another run or encoding with --against",
+    )
     sides = (change.label, baseline.label, run, baseline_run)
     tried = Try(kind, 0, *sides, train_length, lengths, today())
     return replace(tried, evaluation=_evaluation(change.config))
