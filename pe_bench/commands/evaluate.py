@@ -123,7 +123,7 @@ class Evaluation:
     max_length: int | None = None
     targets: int | None = None
     stride: int | None = None
-    controls: str | None = None
+    controls: str | None = None  # the lengths that get controls: auto, offset, all or none
     per_position: bool | None = None
     precision: str | None = None
     half: str | None = None
@@ -186,7 +186,7 @@ class Evaluation:
         return {"overrides": self.overrides, "plain": self.plain, "reference": self.reference}
 
     def judge(self) -> Path | None:
-        """Return the run that chooses key targets. Raises `UserError` for a name of no run."""
+        """Return the run that chooses key targets. Raises `UserError` if no run has that name."""
         if isinstance(self.key_tokens_of, str):
             return find_run(self.key_tokens_of, self.results_dir)
         return self.key_tokens_of
@@ -246,7 +246,7 @@ class Prepared:
     others: Sequence[OtherEncoding]  # encodings under which its weights are scored too
     results_dir: Path
     judge: Path | None = None  # the run that chooses key targets
-    lengths: Sequence[int] = ()  # that the call named
+    lengths: Sequence[int] = ()  # the lengths that the call named
     # A Hugging Face model is loaded to be checked. Runs are not: many may be ready at once.
     loaded: Loaded | None = None
     waits: Callable[[str], None] | None = None  # called with a message if another process works on the run

@@ -50,8 +50,9 @@ from pe_bench.values import check_type
 
 DEFAULT = ("yarn", "rope_ntk", "rope_pi")
 SEARCHED = "searched.json"
-SHARED_SECTIONS = ("encoding.", "model.", "data.", "tokenizer.", "train.")  # with the same keys in all runs
-SHARE_OF_RATE = 0.2  # of the first stage's learning rate
+# The beginnings of keys that all runs must share.
+SHARED_SECTIONS = ("encoding.", "model.", "data.", "tokenizer.", "train.")
+SHARE_OF_RATE = 0.2  # a share of the first stage's learning rate
 
 
 @dataclass(frozen=True)
@@ -149,7 +150,7 @@ def extend_runs(
         jobs = stages.further(requested, tokens)
         if long:
             jobs += stages.from_the_start(tokens)
-        summary = launch(jobs, typed.launcher)
+        summary = launch(jobs, typed.launcher_overrides)
         summary.end()
         trained = [state.run for state in summary.states if state.run is not None]
         paths += dict.fromkeys(map(Path, trained))
@@ -174,7 +175,7 @@ def _check(runs: Sequence[Path], config: Config, typed: Typed, *, is_trained: bo
     """
     names = ", ".join(run.name for run in runs)
     if is_trained:
-        check_launcher(typed.launcher)
+        check_launcher(typed.launcher_overrides)
     message = f"{names}: extend takes runs that were trained on text, and no checkpoint and no task"
     require(config.checkpoint is None and config.task is None, message)
     folders = [*map(RunFolder, runs)]
@@ -188,7 +189,7 @@ def _check(runs: Sequence[Path], config: Config, typed: Typed, *, is_trained: bo
     keys = ", ".join(differing[:3]) or "their code"
     require(len(lines) == 1, f"{names} differ in {keys}: name runs that differ only in the seed")
     jobs = planned(typed.job_overrides, config.search, choice=own_choice(config), values=own_values(config))
-    for text in typed.runs:
+    for text in typed.run_overrides:
         message = f"{text} is for further training, and without --tokens there is none: give --tokens"
         require(is_trained, message)
     refuse_scored_keys(jobs[0].given)
@@ -207,10 +208,10 @@ class Stages:
     """Makes the jobs of a sweep for later stages of runs that differ only in their seeds."""
 
     runs: Sequence[Path]
-    config: Config  # of the first run
-    length: int  # of the windows, in tokens
-    request: Evaluation  # by which the unchanged runs are scored
-    overrides: Sequence[str]  # of the command, for all stages
+    config: Config  # the configuration of the first run
+    length: int  # the length of the windows, in tokens
+    request: Evaluation  # the request by which the unchanged runs are scored
+    overrides: Sequence[str]  # the overrides of the command, for all stages
 
     def further(self, requested: Sequence[Requested], tokens: int) -> list[Planned]:
         """Return jobs that go on from each run with each encoding."""

@@ -27,7 +27,7 @@ from pe_bench.values import (
 
 Precision = Literal["auto", "float32", "bfloat16"]
 Protocol = Literal["paired", "nonoverlapping", "sliding", "task"]
-Slice = Literal["all", "recall", "novel", "key"]  # of the targets
+Slice = Literal["all", "recall", "novel", "key"]  # the slices of the targets
 Half = Literal["both", "first", "second"]
 Controls = Literal["auto", "all", "none", "offset"]
 Threads = Literal["auto"] | Annotated[int, Range(1, 1_024)]
@@ -117,7 +117,7 @@ class TrainConfig:
     micro_batches: AtLeast1 = 1
     processes: AtLeast1 = 1
     sharding: Literal["fsdp"] | None = None
-    timeout: AtLeast1 = 600
+    timeout: AtLeast1 = 600  # seconds without a sign of another process, after which the run ends
     optimizer: Literal["adamw", "muon"] = "muon"
     lr: Positive = 5e-3
     encoding_lr: Positive | None = None
@@ -272,7 +272,7 @@ class Config:
     results_dir: str = "results"
     cache_dir: str | None = None
     tracker: Literal["tensorboard", "wandb", "mlflow"] | None = None
-    tag: str | None = None  # of the run's experiment; no part of the run's name
+    tag: str | None = None  # a label of the run's experiment; no part of the run's name
     checkpoint: CheckpointConfig | None = None  # no key: the section of runs that score a Hugging Face model
     search: tuple[Path, ...] = ()  # no key: the folders of --config-dir, with files of encodings
 
@@ -306,7 +306,7 @@ class Config:
         _check_part(self.encoding, "encoding")
         _check_name(self.encoding.get("name"), "encoding.name")
         is_name = self.tag is None or NAME.fullmatch(self.tag)
-        require(bool(is_name), f"tag={self.tag}: a tag has letters, digits and the signs . + - _ alone")
+        require(bool(is_name), f"tag={self.tag}: a tag may contain only letters, digits and . + - _")
 
 
 NO_KEYS = ("search", "checkpoint")  # fields of `Config`

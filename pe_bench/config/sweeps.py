@@ -127,14 +127,14 @@ def by_key(overrides: Sequence[str]) -> dict[str, str]:
 class Typed:
     """The overrides of a command, sorted into settings of the launcher, of the machine and of the runs."""
 
-    launcher: list[str]
-    machine: list[str]
-    runs: list[str]
+    launcher_overrides: list[str]
+    machine_overrides: list[str]
+    run_overrides: list[str]
 
     @property
     def job_overrides(self) -> list[str]:
         """Return the overrides of the machine and the runs."""
-        return [*self.machine, *self.runs]
+        return [*self.machine_overrides, *self.run_overrides]
 
 
 def sorted_by_use(overrides: Sequence[str]) -> Typed:
@@ -143,11 +143,11 @@ def sorted_by_use(overrides: Sequence[str]) -> Typed:
     for text in overrides:
         key = parse_override(text).key
         if key.startswith(("hydra/", "hydra.")):
-            typed.launcher.append(text)
+            typed.launcher_overrides.append(text)
         elif key in MACHINE_KEYS:
-            typed.machine.append(text)
+            typed.machine_overrides.append(text)
         else:
-            typed.runs.append(text)
+            typed.run_overrides.append(text)
     return typed
 
 
@@ -172,9 +172,9 @@ def _check_nodes(overrides: Sequence[str]) -> None:
 class Sweep:
     """The jobs of overrides with several values."""
 
-    keys: tuple[str, ...]  # with several values
+    keys: tuple[str, ...]  # the keys with several values
     jobs: int  # the number of combinations of values
-    configs: Iterator[Config]  # of combinations that have every value at least once
+    configs: Iterator[Config]  # the configurations of combinations that have every value at least once
     named: tuple[str, ...]  # the keys of all overrides
 
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from pe_bench.encodings.base import LayerEncoding, Side
 from pe_bench.encodings.compose import stack
-from pe_bench.encodings.masks.ranges import first_and_latest
+from pe_bench.encodings.masks.ranges import first_and_window_ranges
 from pe_bench.errors import require
 from pe_bench.model.attention import attention
 
@@ -91,7 +91,7 @@ class FirstAndLatest(LayerEncoding):
         return (distance >= 0) & ((distance < self.window) | (keys.index < self.first))
 
     def ranges(self, start: int, stop: int) -> list[range]:
-        return first_and_latest(self.first, self.window, start, stop)
+        return first_and_window_ranges(self.first, self.window, start, stop)
 
 
 class SoftCap(LayerEncoding):
@@ -122,7 +122,7 @@ class Caught(NamedTuple):
 
     queries: Tensor  # [B, H, T, K]
     mask: PassMask | None
-    factor: float  # of the logits, over 1 / sqrt(K)
+    factor: float  # the factor of the logits, relative to 1 / sqrt(K)
     softcap: float | None
     has_sinks: bool
 
@@ -133,7 +133,7 @@ class PassState:
 
     layers: Sequence[LayerEncoding] = ()  # the encoding of each layer
     ids: Tensor = field(default_factory=lambda: torch.empty(0))
-    window: int | None = None  # of all layers, in tokens
+    window: int | None = None  # the window of all layers, in tokens
     is_neutral: bool = False  # the model's own rotation is undone
     caught: dict[int, Caught] | None = (
         None  # if set, layers only store their arguments, and return the values

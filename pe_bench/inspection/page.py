@@ -22,7 +22,7 @@ from pe_bench.system.terminal import PIPED_WIDTH, wrap
 
 MIN_LAST_COLUMN = 24  # columns that the last cell of a line needs; with fewer it goes below
 FORMULA = re.compile(r"^\$[^$]+\$(\n\n|\Z)", re.MULTILINE)  # a paragraph in LaTeX
-EXAMPLE_SIZE = 8  # of a task's example
+EXAMPLE_SIZE = 8  # the size of a task's example
 
 
 def page(subject: ResolvedEncoding, width: int = PIPED_WIDTH, *, has_formulas: bool = False) -> str:
@@ -133,7 +133,7 @@ def task_page(arguments: Sequence[str], search: Sequence[Path], width: int = PIP
     if config.task is None:
         raise UserError("name the task: pe-bench show task=NAME")
     task = build_task(config.task)
-    size = max(task.least, min(EXAMPLE_SIZE, task.size_at(config.train.length)))
+    size = max(task.smallest_size, min(EXAMPLE_SIZE, task.size_at(config.train.length)))
     tokens, is_answer, _ = task.example(np.random.default_rng(config.seed), size)
     texts = []
     for token, is_right in zip(tokens, is_answer, strict=True):

@@ -27,9 +27,9 @@ SHARED = ("model", "train", "eval", "seed", "precision", "threads", "device", "r
 class ResolvedEncoding:
     """An encoding in a model."""
 
-    name: str  # as the arguments have it
+    name: str  # the name in the arguments
     config: Config
-    examples: dict[str, Any] = field(default_factory=dict)  # of required options without a value
+    examples: dict[str, Any] = field(default_factory=dict)  # examples for required options without a value
     trained: "Composition | None" = None  # a trained model's encoding, in place of one with initial values
 
     @cached_property
@@ -88,8 +88,7 @@ def resolve(arguments: Sequence[str], search: Sequence[Path] = ()) -> list[Resol
         subject = ResolvedEncoding(name, config).with_examples()
         subjects.append(subject)
         for option, value in subject.examples.items():
-            taken = f"{option}={value}"
-            say(f"{subject.name} has no default for {option}: {taken} is taken, an example")
+            say(f"{subject.name} has no default for {option}: using the example {option}={value}")
         _ = subject.encoding  # is built, and kept
     return subjects
 

@@ -39,7 +39,7 @@ def accelerate(model: Model) -> Model:
 
 
 def is_native(x: Tensor, *more: Tensor) -> bool:
-    """Return true if compiled code serves these tensors."""
+    """Return true if compiled code can handle these tensors."""
     if any(tensor.dtype != torch.float32 for tensor in (x, *more)):
         return False
     if x.device.type != "cpu" or torch.is_autocast_enabled("cpu"):
@@ -184,7 +184,7 @@ class Projections(torch.autograd.Function):
         x, weight_D, normed, factor_N, *matrices = ctx.saved_tensors
         rows_ND = normed.flatten(0, -2)
         grad_rows_ND = None if grad_normed is None else grad_normed.reshape(rows_ND.shape)
-        grad_products_N = []  # of the products with a gradient
+        grad_products_N = []  # the gradients of the products that have one
         for matrix, grad_product in zip(matrices, grad_products, strict=True):
             if grad_product is None:
                 continue

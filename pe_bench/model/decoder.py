@@ -1,4 +1,4 @@
-"""A Llama-shaped decoder that serves every encoding through the hooks of `pe_bench.encodings`.
+"""A Llama-shaped decoder that handles every encoding through the hooks of `pe_bench.encodings`.
 
 RMSNorm, SwiGLU, grouped-query attention, no biases, tied embeddings. Letters: B batch, T
 tokens, D model width, H query heads, K head width.
@@ -31,11 +31,12 @@ class LanguageModel(nn.Module):
     encoding: Composition
     n_layers: int
     vocab_size: int
-    windows: Mapping[int, int] = {}  # of single layers, in tokens; other layers have the window of the pass
+    # The windows of single layers, in tokens; other layers have the window of the pass.
+    windows: Mapping[int, int] = {}
     # See `part`.
-    numbers: range  # of the layers that a pass computes
-    inputs: Iterator[Tensor] | None = None  # of the first of these layers
-    outputs: list[Tensor] | None = None  # of the last of these layers
+    numbers: range  # the numbers of the layers that a pass computes
+    inputs: Iterator[Tensor] | None = None  # the inputs of the first of these layers
+    outputs: list[Tensor] | None = None  # the outputs of the last of these layers
 
     @property
     def has_parts(self) -> bool:
@@ -107,8 +108,8 @@ class LanguageModel(nn.Module):
     ) -> Self:
         """Return a model with these weights and changes in some layers.
 
-        layers: new encodings by number of the layer. windows: windows in tokens, by number of the layer.
-        parts: as in `Composition.changed`.
+        layers: new encodings, by number of the layer. windows: windows in tokens, by number of the layer.
+        parts: the encodings to combine, as in `Composition.changed`.
         """
         raise NotImplementedError
 

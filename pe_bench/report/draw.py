@@ -27,17 +27,18 @@ MAX_LOSSES = 200  # points of a run's training losses
 MAX_TICKS = 9  # on the y axis
 TICK_GAP, TICK_GAP_ON_PAGE = 26, 45  # points between two numbers; letters are larger in a narrow window
 NAME_GAP = 1.3 * paper.FONT  # points between the middles of two names
-NEAR_END = 0.9  # of the width: curves that end before it have no stroke to their names
+NEAR_END = 0.9  # a share of the width: curves that end before it have no stroke to their names
 MAX_NAME, MAX_NAME_ON_PAGE = 52, 19  # characters: a file, which may be wide, has room for a stage's name
-SIDES, ABOVE_CURVES = 0.03, 0.1  # of the axes: margins beside the curves, and above and below them
+SIDES, ABOVE_CURVES = 0.03, 0.1  # the margins of the axes beside the curves, and above and below them
 BROKEN = "#B3261E"
 LETTER = 0.29  # the width of a letter of a number, in gaps
 STEPS = (1, 2, 2.5, 5, 10)  # between the ticks of a linear axis
 LOG_STEPS = ((1, 1.5, 2, 3, 4, 5, 6, 8), (1, 2, 5))  # round numbers of a decade, the densest first
 
 Styles = Mapping[str, Style]
-Losses = Mapping[str, Sequence[tuple[int, float]]]  # of each run, by its steps; nats per token
-Keywords = dict[str, Any]  # of matplotlib's functions that draw
+# The losses of each run, as pairs of a step and nats per token.
+Losses = Mapping[str, Sequence[tuple[int, float]]]
+Keywords = dict[str, Any]  # keyword arguments for matplotlib's drawing functions
 
 
 def plot_tables(tables: Sequence[Table], path: Path, values: PlotValues = "levels") -> None:
@@ -92,17 +93,18 @@ def _styles(tables: Sequence[Table]) -> Styles:
 
 
 def chart_svg(
-    chart: Chart, styles: Styles, key: str, keys: Mapping[str, str], texts: Sequence[Sequence[str]]
+    chart: Chart, styles: Styles, picture_id: str, line_ids: Mapping[str, str], texts: Sequence[Sequence[str]]
 ) -> str:
     """Return the chart as an element of a page.
 
-    keys: by label, the attribute that a curve shares with its row of the table. texts: of the curves' points.
+    picture_id: the beginning of the ids in the picture. line_ids: for each label, the attribute that a curve
+    shares with its row of the table. texts: for each curve, the texts of its points.
     """
     height = max(ON_PAGE, _names_height(chart))
     parts: dict[str, list[Attributes]] = {}
 
     def add(part: str, curve: Curve, kind: str) -> None:
-        parts[f"{part} {curve.label}"] = [{"class": kind, "data-line": keys[curve.label]}]
+        parts[f"{part} {curve.label}"] = [{"class": kind, "data-line": line_ids[curve.label]}]
 
     for curve, texts_of_points in zip(chart.curves, texts, strict=True):
         add("curve of", curve, f"line {class_of(styles[curve.label])}")
@@ -116,17 +118,19 @@ def chart_svg(
     for curve in chart.anchors:
         add("anchor", curve, "anchor")
 
-    def page_figure() -> Figure:
+    def draw_for_page() -> Figure:
         total = ABOVE + height + BELOW / 2
         figure = paper.new_figure(paper.WIDTH, total)
         axes = paper.place_axes(figure, paper.LEFT, ABOVE, PAGE_PANEL, height)
         _draw_panel(axes, chart, styles, PAGE_PANEL, height, MAX_NAME_ON_PAGE)
         return figure
 
-    return paper.inline_svg(page_figure, key, parts)
+    return paper.inline_svg(draw_for_page, picture_id, parts)
 
 
-def losses_svg(table: Table, losses: Losses, styles: Styles, key: str, keys: Mapping[str, str]) -> str:
+def losses_svg(
+    table: Table, losses: Losses, styles: Styles, picture_id: str, line_ids: Mapping[str, str]
+) -> str:
     """Return the training losses of a table's runs as an element of a page; empty without any loss."""
     curves = []
     for line in table.lines:
@@ -135,7 +139,7 @@ def losses_svg(table: Table, losses: Losses, styles: Styles, key: str, keys: Map
     if not curves:
         return ""
 
-    def page_figure() -> Figure:
+    def draw_for_page() -> Figure:
         figure = paper.new_figure(paper.WIDTH, LOSSES + BELOW)
         axes = paper.place_axes(figure, paper.LEFT, 0.1, PAGE_PANEL, LOSSES)
         for label, points in curves:
@@ -149,10 +153,10 @@ def losses_svg(table: Table, losses: Losses, styles: Styles, key: str, keys: Map
         return figure
 
     parts: dict[str, list[Attributes]] = {
-        f"losses of {label}": [{"class": f"line {class_of(styles[label])}", "data-line": keys[label]}]
+        f"losses of {label}": [{"class": f"line {class_of(styles[label])}", "data-line": line_ids[label]}]
         for label, _ in curves
     }
-    return paper.inline_svg(page_figure, key, parts)
+    return paper.inline_svg(draw_for_page, picture_id, parts)
 
 
 def class_of(style: Style) -> str:
@@ -168,7 +172,8 @@ def class_of(style: Style) -> str:
 def _draw_panel(axes: Axes, chart: Chart, styles: Styles, width: float, height: float, max_name: int) -> None:
     """Draw all curves of a chart, with their names, of at most `max_name` characters, where they end.
 
-    width, height: of the panel, in inches. The curves set the axes; bands, which may be very wide, do not.
+    width, height: the size of the panel, in inches. The curves set the axes; bands, which may be very wide,
+    do not.
     """
     axes.set_xscale("log")
     if chart.shape == "symlog":
@@ -229,7 +234,8 @@ def _mark(axes: Axes, points: Sequence[Point], **style: Any) -> None:
 def _name_ends(axes: Axes, chart: Chart, styles: Styles, width: float, height: float, max_name: int) -> None:
     """Write the names of curves beside the panel, near the ends of the curves, with thin strokes to them.
 
-    width, height: of the panel, in points. A curve without a number has its name at the lower right corner.
+    width, height: the size of the panel, in points. A curve without a number has its name at the lower right
+    corner.
     """
     curves = [*chart.curves, *chart.anchors]
     corner = Point(axes.get_xlim()[1], axes.get_ylim()[0])

@@ -25,8 +25,8 @@ from pe_bench.runs.scores import Scores, load_scores, score_file
 from pe_bench.system.terminal import in_one_line
 
 ANSWER = 16  # targets of a window
-FINDS = 0.9  # of the answers are right
-NO_LIFT = 0.05  # of the answers: a smaller share that is right only because of the span is of no use
+FINDS = 0.9  # a model finds the span if this share of answers is right
+NO_LIFT = 0.05  # the span is of no use if a smaller share of answers is right only because of it
 Finding = Literal["finds", "partly", "chance", "unclear"]
 Read = Callable[[Row], Scores]
 Label = Callable[[Row], str]
@@ -41,8 +41,8 @@ class Found:
     accuracy: Interval  # the share of right answers
     lift: Interval  # the accuracy minus `without`
     without: float  # the accuracy with the span replaced
-    windows: int  # at each depth
-    documents: int  # of all windows
+    windows: int  # the number of windows at each depth
+    documents: int  # the number of documents of all windows
     verdict: Finding
 
 
@@ -152,7 +152,10 @@ def _length_and_depth(row: Row) -> tuple[int, float]:
 
 
 def _common_depths(rows: Sequence[Row]) -> set[tuple[int, float]]:
-    """Return the lengths and depths of most rows at each length, over which a line's number is."""
+    """Return the pairs of a length and a depth: for each length, the depths that most rows have.
+
+    A line's number at a length is the mean over these depths.
+    """
     counts = Counter(map(_length_and_depth, rows))
     most: dict[int, int] = {}
     for (length, _), count in counts.items():
@@ -179,8 +182,8 @@ def _line(label: str, rows: Sequence[Row], common: Collection[tuple[int, float]]
 def _find(depths: Sequence[Mapping[str, Sequence[Row]]], read: Read) -> Found | str:
     """Return the findings of runs at these depths together, or the reason why there is no number.
 
-    depths: for each, the rows by run: with the span, and with the span replaced. A run counts if it has both
-    at each depth.
+    depths: for each depth, the two rows of each run: with the span, and with the span replaced. A run counts
+    if it has both rows at each depth.
     """
 
     def is_scored(run: str) -> bool:
@@ -215,7 +218,7 @@ def _joined(parts: Sequence[Scores]) -> Scores:
     correct = [part.correct for part in parts if part.correct is not None]
     if len(correct) < len(parts):
         raise RunError("its scores have no answers: delete its eval.csv and probe the run again")
-    places = []  # of each target's window in its document, 0 to 1
+    places = []  # the place of each target's window in its document, 0 to 1
     for part in parts:
         clusters = part.clusters
         before = clusters.rank // ANSWER * ANSWER
@@ -255,7 +258,7 @@ def _shares_right(scores_of_runs: Sequence[Scores]) -> np.ndarray:
 def share_interval(shares: np.ndarray, count: int) -> Interval:
     """Return the interval of the mean of shares of answers, 0 to 1, float64 [seeds, documents].
 
-    count: as in `difference_of_shares`.
+    count: the number of answers, as in `difference_of_shares`.
     """
     interval = difference_of_shares(shares, count)
     return replace(interval, low=max(0.0, interval.low), high=min(1.0, interval.high))

@@ -50,7 +50,8 @@ LEAST_TARGETS = 4_096
 SOLVED = 0.9
 NEAR_CHANCE = 0.05
 HELD, BROKEN = ("improves", "holds"), ("degrades", "fails")
-AS_CHANGES = {"solves": "holds", "partial": "degrades", "chance": "fails"}  # for the break point
+# The verdicts on a change that stand for those of a task, for the break point.
+AS_CHANGES = {"solves": "holds", "partial": "degrades", "chance": "fails"}
 
 
 # Number differences
@@ -142,7 +143,10 @@ def paired_changes(changes: Sequence[Pair], others: Sequence[Pair], runs: Scored
 
 
 def _difference(row: Row, other: Row, runs: ScoredRuns) -> np.ndarray:
-    """Return the difference in bits per byte of each document, or part of one, float64 [documents]."""
+    """Return `row` minus `other` in bits per byte, for each document or piece of one, float64 [n].
+
+    Raises `RunError` if the documents differ, or if no target stands for a byte of the text.
+    """
     first = runs.means(row)
     second = runs.means(other)
     sizes = cast(np.ndarray, first.sizes)
@@ -341,7 +345,7 @@ def why_open_within(train_length: int, within: Number, margin: float) -> str:
         return ""
     improves = "does not improve" if within.interval.high < margin else "does not surely improve"
     lengths = f"from {quarter:,} to {train_length:,} tokens"
-    return f"the model {improves} {lengths}, so no gain beyond {train_length:,} proves nothing"
+    return f"the model {improves} {lengths}, so the absence of a gain beyond {train_length:,} proves nothing"
 
 
 # Has a model learned anything?
@@ -352,9 +356,9 @@ def unlearned(
 ) -> Unlearned:
     """Return the anchor or the task that weights have not learned to beat; empty if they have, or if unknown.
 
-    rows: of a line's runs. Only rows with the trained encoding count, because weights learn, not encodings.
-    counted_on: by run, a row of another run, on whose training tokens the run's anchors were counted: for a
-    later stage, a row of its first stage.
+    rows: the rows of a line's runs. Only rows with the trained encoding count, because weights learn, not
+    encodings. counted_on: for a run of a later stage, a row of its first stage, on whose training tokens the
+    run's anchors were counted.
     """
     trained = [row for row in rows if is_as_trained(row) and row.length == row.train_length]
     if any(row.protocol == TASK for row in trained):

@@ -131,7 +131,7 @@ def find_runs(
 
     A name is a run's encoding, its own, its beginning or a pattern, the path of a run, or a checkpoint's.
     Without names, conditions choose among all runs. With `anywhere`, a run may be outside `results_dir`.
-    Raise `UserError` for a name of no run, and if no run is left.
+    Raise `UserError` if no run has a name, and if no run is left.
     """
     named = [_named(name, results_dir, anywhere=anywhere) for name in names]
     runs = list(dict.fromkeys(chain.from_iterable(named)))
@@ -222,8 +222,8 @@ class Condition:
     """A comparison of a column or key with values, such as `encoding=rope,alibi`."""
 
     key: str
-    sign: str  # of the comparison
-    values: tuple[str, ...]  # with `=`, a run needs one of these
+    sign: str  # the sign of the comparison
+    values: tuple[str, ...]  # the values to compare with; with `=`, a run needs one of these
 
     def __str__(self) -> str:
         return f"{self.key}{self.sign}{','.join(self.values)}"
@@ -258,7 +258,10 @@ def parse_condition(word: str) -> Condition:
 
 
 def check_key(key: str, option: str) -> None:
-    """Raise `UserError` for a key that is neither a column to choose by nor like a key of a configuration."""
+    """Raise `UserError` unless a key is a column to select by or has a dot, as keys of a configuration do.
+
+    option: the option that named the key, for the message.
+    """
     keys = [column for column in COLUMNS if column not in NOT_KEYS]
     if "." not in key and key not in keys:
         raise UserError(f"{unknown(key, option, keys)} (or a key of a run's config.yaml)")
@@ -306,8 +309,9 @@ OWN_FREQUENCIES = "own-frequencies"
 class StoredAnchors:
     """The rows of all anchors."""
 
-    rows: dict[tuple[object, ...], Row] = field(default_factory=dict)  # by anchor's name and `anchor_key`
-    folders: dict[str, RunFolder] = field(default_factory=dict)  # by the name of the folder
+    # Keys: the anchor's name and its `anchor_key`.
+    rows: dict[tuple[object, ...], Row] = field(default_factory=dict)
+    folders: dict[str, RunFolder] = field(default_factory=dict)  # keys: the name of the folder
 
 
 def anchor_key(row: Row, trained: Row | None = None) -> tuple[object, ...]:

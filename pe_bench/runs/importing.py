@@ -27,7 +27,7 @@ class Imported:
 
     copied: list[str] = field(default_factory=list)
     present: list[str] = field(default_factory=list)  # here before the import
-    refused: dict[str, str] = field(default_factory=dict)  # by name, with the reason
+    refused: dict[str, str] = field(default_factory=dict)  # keys: the names of the runs; values: the reasons
 
 
 def import_runs(folders: Iterable[str | Path], results_dir: Path) -> Imported:
@@ -84,7 +84,7 @@ def _runs_in(folder: Path) -> list[Path]:
 def _check(run: Path) -> None:
     """Raise `UserError` for a run that is not finished or not readable, and for the rows of another run."""
     is_name = NAME.fullmatch(run.name) is not None
-    require(is_name, f"{run.name!a} is no name of a run")
+    require(is_name, f"{run.name!a} is not a valid run name")
     require(read_result(run) is not None, "it is not finished")
     read_config(run)
     rows = read_rows(run / "eval.csv")

@@ -36,20 +36,21 @@ class Job:
     config: Config
     folder: Path
     setting: str  # the hash of the whole configuration without encoding and seed
-    label: str  # of the trained encoding, in tables
+    label: str  # the label of the trained encoding, in tables
     scored_with: str  # the label of the encoding in `model`
     device: "torch.device"
-    dtype: "torch.dtype"  # of matrix products in training
+    dtype: "torch.dtype"  # the type of matrix products in training
     threads: int
     data: "Data"
     model: "LanguageModel"
-    first: "FirstStage | None" = None  # of its family; None if the run is the first stage
+    # The first stage of the run's family; None if the run is the first stage.
+    first: "FirstStage | None" = None
     source: Path | None = (
         None  # the parent from whose weights training starts; later these weights' checkpoint
     )
     kept: dict[str, Any] | None = None  # the facts of the parent for source.json
     missing: str = ""  # why the parent was not found
-    tokens_per_second: float = 0.0  # of its training
+    tokens_per_second: float = 0.0  # the pace of the run's training
     forced: bool = False  # `scored_with` is not compatible with the trained encoding
 
     @property
@@ -62,7 +63,8 @@ def identity(
 ) -> dict[str, Any]:
     """Return the values that decide a run's weights, without values that equal their defaults.
 
-    data_hash: of the tokenized text, wherever it lay. encoding_options: of the encoding's parts, without
+    data_hash: the hash of the tokenized text, which is the same in any folder. encoding_options: the options
+    of each part of the encoding, without
     options that equal the constructors' defaults. A parent is represented by its name when it was trained,
     even if its folder was renamed.
     """

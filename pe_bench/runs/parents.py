@@ -29,7 +29,7 @@ class Source:
 
     run: Path
     config: Config
-    label: str  # in tables
+    label: str  # the label in tables
     setting: str
     first: FirstStage
     trained_as: str  # the name when it was trained; its folder may have been renamed
@@ -143,14 +143,18 @@ def _read_kept(file: Path) -> Source | None:
 
 
 def _holds(condition: Condition, source: Source) -> bool:
-    """Return whether a deleted parent meets a condition on its configuration; others are not met."""
+    """Return whether a deleted parent meets a condition.
+
+    False for a condition on anything but its configuration.
+    """
     values = flat(to_plain(source.config))
     values |= {"encoding": source.label, "data": source.config.data.name}
     return condition.key in values and condition.holds(values[condition.key])
 
 
 def after_source(config: Config, source: Source) -> Config:
-    """Return a configuration that names its parent, with the parent's values of `eval` where none was chosen.
+    """Return a configuration that names its parent, with the parent's values of `eval` where the command
+    chose none.
 
     The parent's name when it was trained contains its identity, so it is known in any folder.
     """
@@ -174,9 +178,13 @@ def _run_that_meets(word: str, key: str, config: Config, data_hash: str) -> Path
             runs.append(run)
     typed = f"{key}={word}"
     what = f"seed={config.seed} on this data with this model"
-    require(bool(runs), f"{typed}: no finished run with {what} meets it: train one, or name a run")
+    require(
+        bool(runs), f"{typed}: no finished run with {what} meets these conditions: train one, or name a run"
+    )
     names = ", ".join(sorted(run.name for run in runs))
-    require(len(runs) == 1, f"{typed}: several runs with {what} meet it ({names}): add a condition")
+    require(
+        len(runs) == 1, f"{typed}: several runs with {what} meet these conditions ({names}): add a condition"
+    )
     return runs[0]
 
 

@@ -51,7 +51,7 @@ DEFAULT_DEPTHS, DEFAULT_WINDOWS = 5, 64
 # 4,096 tokens on two cores.
 CHECKPOINT_WINDOWS = 8
 DEFAULT_TIMES = (1, 2, 4, 16)  # the training length
-MAX_SHIFT = 1 / 20  # of the body, between the depth that is wanted and a span that is unique
+MAX_SHIFT = 1 / 20  # the largest distance between the wanted depth and a unique span, as a share of the body
 REPLACED = "replaced"  # a control
 FIRST = 1  # index 0 may have the beginning-of-text token of a Hugging Face model
 
@@ -62,7 +62,9 @@ class Probe:
 
     lengths: Sequence[int] | None = None  # None for the default lengths
     depths: int = DEFAULT_DEPTHS  # the number of depths, evenly spaced
-    windows: int | None = None  # at each length and depth; by default fewer for a Hugging Face model
+    windows: int | None = (
+        None  # the number at each length and depth; by default fewer for a Hugging Face model
+    )
     prompts: str | None = None  # the kind of prompts of a Hugging Face model, in place of needles
 
     def __post_init__(self) -> None:
@@ -98,7 +100,7 @@ def needle_plans(
 ) -> list[Plan]:
     """Return the plan with at most `count` needles at a depth, and its control."""
     split = data.validation
-    room = length + 1  # for the body, and after it the span that replaces another
+    room = length + 1  # room for the body, and after it the span that replaces another
     blocks = target_blocks(split, room, SPAN, count, seed, data.hash, half)
     first = length - ANSWER
     windows = []

@@ -111,9 +111,9 @@ def evaluate(
 ) -> list[Row]:
     """Score the plans that are not scored yet, and return the rows of all plans, in their order.
 
-    own: the model with the encoding of the run. If the job's model computes the same, as with YaRN up to the
-    training length if its factor is that of each window, the scores of the run's encoding are copied. later:
-    as in `score`.
+    own: the model with the encoding of the run. Where the job's model computes the same, as YaRN does up to
+    the training length if its factor is that of each window, the scores of the run's encoding are taken over.
+    later: how many more encodings the same plans will be scored with, as in `score`.
 
     After each length, its scores and its row are on the disk. A length that the encoding cannot reach, or at
     which a user's own code fails, is a row with its status and reason, and the other lengths go on.

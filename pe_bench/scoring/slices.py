@@ -32,8 +32,8 @@ from pe_bench.runs.scores import KEY, NOVEL, RECALL, Masks, keep_slices, load_sc
 from pe_bench.scoring.protocols import Plan
 from pe_bench.scoring.targets import TargetBlocks, tokens_in_a_part
 
-MIN_BYTES = 8  # of an n-gram
-NONE = -1  # in place of an index that there is not
+MIN_BYTES = 8  # the fewest bytes of an n-gram
+NONE = -1  # in place of a missing index
 MIN_GAIN = 2.0  # nats
 MAX_LOSS = 2.0  # nats
 OPTION = "--key-tokens-of"

@@ -24,13 +24,15 @@ class TargetBlocks:
 
     document: np.ndarray
     end: np.ndarray
-    turn: np.ndarray  # in which each block was dealt, from 0; the first n in turn are the set of n blocks
+    turn: (
+        np.ndarray
+    )  # the order in which the blocks were dealt, from 0; the first n of it are the set of n blocks
     donor_document: np.ndarray  # for each block, the document of another block; its own if there is no other
     donor_end: np.ndarray  # the end of that block
     max_length: int  # the longest context for which the documents have room
     target_tokens: int
-    data_hash: str  # of the text
-    half: Half = "both"  # of the documents among which the blocks are chosen
+    data_hash: str  # the hash of the tokenized text
+    half: Half = "both"  # the half of the documents from which the blocks are chosen
 
     def __len__(self) -> int:
         return len(self.end)

@@ -71,7 +71,10 @@ def markdown(text: str) -> str:
 
 
 def latex(text: str) -> str:
-    """Return text without LaTeX commands, and without an argument of the line break before it."""
+    r"""Escape text for LaTeX.
+
+    A leading `[` or `*` is escaped too: else it is read as an argument of the `\\` before it.
+    """
     escaped = _LATEX_SIGN.sub(lambda sign: LATEX_SIGNS[sign[0]], one_line(text))
     return "{}" + escaped if escaped.startswith(("[", "*")) else escaped
 
@@ -98,7 +101,8 @@ def in_one_line(value: Any) -> Any:
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 PIPED_WIDTH = 100  # columns of output to a file or another program
-COMMAND = re.compile(r"pe-bench(?: [^\s;,`]+)+(?=[;`]|$)")  # in a sentence: up to its end or a semicolon
+# A command in a sentence: up to the end of the sentence or a semicolon.
+COMMAND = re.compile(r"pe-bench(?: [^\s;,`]+)+(?=[;`]|$)")
 NO_BREAK = "\u00a0"  # a blank at which no line is broken
 
 
@@ -166,7 +170,7 @@ def write_out(text: str, file: IO[str] | None = None) -> None:
 
 # Progress
 
-LINES_PER_RUN = 5  # of progress, without a terminal to redraw
+LINES_PER_RUN = 5  # the lines of progress that a run prints without a terminal to redraw
 BAR_CELLS = 10
 
 

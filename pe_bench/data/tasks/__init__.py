@@ -14,8 +14,8 @@ from pe_bench.config.groups import names_in
 from pe_bench.errors import require
 from pe_bench.values import AtLeast2, check_type, unknown
 
-FORMAT = 1  # of all examples: raise it when they change for an equal seed
-STREAMS = {"training": 0x7A5C, "validation": 0x7A5D}  # of random numbers, one for each side
+FORMAT = 1  # the version of all examples: raise it when they change for an equal seed
+STREAMS = {"training": 0x7A5C, "validation": 0x7A5D}  # streams of random numbers, one for each side
 BEGIN, SEPARATOR, END, PADDING = "<begin>", "<sep>", "<end>", "<pad>"
 
 
@@ -34,7 +34,7 @@ class Task(ABC):
     A larger size gives a longer example. The first token of an example is never an answer.
     """
 
-    least: ClassVar[int] = 1  # the smallest size
+    smallest_size: ClassVar[int] = 1  # the smallest size of an example
 
     @property
     @abstractmethod
@@ -92,16 +92,16 @@ class Task(ABC):
         The last token of an example is no input. Raises `UserError` if no size fits, or if the length needs a
         size above `most`.
         """
-        size = self.least
+        size = self.smallest_size
         least = self.tokens(size) - 1
         message = f"length {length} is too short for task={self.name}: its smallest example needs {least}"
         require(least <= length, message)
         while self.tokens(size + 1) <= length + 1:
             size += 1
         most = size if self.most is None else self.most
-        message = f"length {length} needs examples of size {size}, and task={self.name}"
+        needed = f"length {length} needs examples of size {size}"
         way_out = "use shorter lengths, or raise task.symbols"
-        require(size <= most, f"{message} has none above {most}: {way_out}")
+        require(size <= most, f"{needed}, but the largest of task={self.name} is {most}: {way_out}")
         return size
 
 

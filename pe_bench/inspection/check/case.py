@@ -76,7 +76,10 @@ class FailureError(Exception):
 
 
 class UnclaimedError(Exception):
-    """A property that the encoding does not claim, or that it has nothing to check of; the text says why."""
+    """Raised by the check of a property that the encoding does not claim or that does not apply to it.
+
+    The text says why.
+    """
 
 
 @dataclass(frozen=True)
@@ -85,7 +88,7 @@ class Case:
 
     name: str
     spec: EncodingSpec
-    examples: Mapping[str, Any] = field(default_factory=dict)  # of options that have no default
+    examples: Mapping[str, Any] = field(default_factory=dict)  # examples for options that have no default
     sizes: ModelConfig = MODEL
     vocabulary: Sequence[str] = VOCABULARY  # the text of every token
 

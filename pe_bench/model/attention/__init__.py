@@ -24,7 +24,7 @@ class AttentionPath(NamedTuple):
     """A way to compute attention, by the name that `pe-bench speed` shows."""
 
     name: str
-    run: Callable[..., Tensor]  # with the arguments of `attention`
+    run: Callable[..., Tensor]  # a function with the arguments of `attention`
 
 
 REFERENCE = AttentionPath("reference", softmax_attention)
@@ -106,7 +106,7 @@ def choose(encoding: LayerEncoding, q: Tensor, position: Tensor, window: int | N
 
 
 def is_native(q: Tensor) -> bool:
-    """Return true if our kernel serves these queries: on a CPU with a compiler."""
+    """Return true if our kernel can handle these queries: on a CPU with a compiler."""
     if q.device.type != "cpu" or usable_kernel(torch.float32).library is None:
         return False
     if torch.is_grad_enabled() and q.requires_grad:
