@@ -62,9 +62,7 @@ class Probe:
 
     lengths: Sequence[int] | None = None  # None for the default lengths
     depths: int = DEFAULT_DEPTHS  # the number of depths, evenly spaced
-    windows: int | None = (
-        None  # the number at each length and depth; by default fewer for a Hugging Face model
-    )
+    windows: int | None = None  # at each length and depth; the default is smaller for a Hugging Face model
     prompts: str | None = None  # the kind of prompts of a Hugging Face model, in place of needles
 
     def __post_init__(self) -> None:

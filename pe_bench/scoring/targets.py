@@ -24,9 +24,7 @@ class TargetBlocks:
 
     document: np.ndarray
     end: np.ndarray
-    turn: (
-        np.ndarray
-    )  # the order in which the blocks were dealt, from 0; the first n of it are the set of n blocks
+    turn: np.ndarray  # each block's rank, from 0; the first n ranks are the set of n blocks
     donor_document: np.ndarray  # for each block, the document of another block; its own if there is no other
     donor_end: np.ndarray  # the end of that block
     max_length: int  # the longest context for which the documents have room
