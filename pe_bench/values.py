@@ -197,7 +197,7 @@ def listed(values: str | Path | Sequence[Any] | None) -> list[Any]:
     if isinstance(values, str | Path):
         return [values]
     is_single = isinstance(values, bytes | Mapping) or not isinstance(values, Iterable)
-    require(not is_single, f"give a text, a path or a list of them, not {shown(values)}")
+    require(not is_single, f"give a string, a path, or a list of these, not {shown(values)}")
     return [*values]
 
 
@@ -236,7 +236,7 @@ def expand_user(path: str | Path, option: str) -> str:
     is_unknown = typed.startswith("~") and str(Path(expanded)).startswith("~")
     user, _, _ = typed[1:].partition("/")
     message = f"{option}{path}: no user {user!r} has a home folder here"
-    require(not is_unknown, f"{message}: name the folder from / on, or as ./{path}")
+    require(not is_unknown, f"{message}: give the full path, or ./{path}")
     return expanded
 
 
@@ -267,7 +267,7 @@ def check_folder(folder: str | Path, key: str, *, is_written: bool = False) -> P
     existing_folders = filter(os.path.lexists, (path, *path.parents))
     existing = next(existing_folders, Path())
     message = f"{key}={folder}: {existing} is not a folder"
-    require(existing.is_dir(), f"{message}: name another place")
+    require(existing.is_dir(), f"{message}: give another folder")
     way_out = f"say {key}=FOLDER with one that can, or change its permissions"
     message = f"{key}={folder}: {existing} cannot be written: {way_out}"
     require(not is_written or os.access(existing, os.W_OK), message)

@@ -72,7 +72,7 @@ def test_keys_may_be_named_and_grouped(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("overrides", "keys", "message"),
     [
-        (["rope"], {}, "cannot be read: say encoding=rope"),
+        (["rope"], {}, "cannot be read: write encoding=rope"),
         ([], {"encoding": ["rope", "alibi"]}, "a run has one encoding"),
         (
             [],

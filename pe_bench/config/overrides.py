@@ -181,7 +181,7 @@ def _checked(text: str, search: Sequence[Path]) -> Override:
     if lacks_value or not KEY.fullmatch(group):
         groups = [each for each in GROUPS if text in names_in(each, search)]
         way_out = f"{groups[0]}={text}" if groups else "KEY=VALUE, without spaces around ="
-        raise UserError(f"'{text}' cannot be read: say {way_out}")
+        raise UserError(f"'{text}' cannot be read: write {way_out}")
     is_several = group in GROUPS and group != "modifier" and value.startswith("[")
     message = f"{text}: a run has one {group}; say {group}=NAME, or -m {group}=NAME,NAME for several runs"
     require(not is_several, message)

@@ -306,7 +306,7 @@ class Config:
         _check_part(self.encoding, "encoding")
         _check_name(self.encoding.get("name"), "encoding.name")
         is_name = self.tag is None or NAME.fullmatch(self.tag)
-        require(bool(is_name), f"tag={self.tag}: a tag has letters, digits and the signs . + - _ alone")
+        require(bool(is_name), f"tag={self.tag}: a tag may contain only letters, digits and . + - _")
 
 
 NO_KEYS = ("search", "checkpoint")  # fields of `Config`

@@ -104,7 +104,7 @@ class SubwordTokenizer:
         return self.tokenizer.token_to_id(name) if isinstance(name, str) else model.get("unk_id")
 
     def describe_loss(self, texts: Sequence[bytes]) -> str:
-        """Describe the documents that decoding does not give back, and unknown tokens; empty for no loss.
+        """Return how many documents decoding does not restore, with the unknown tokens; empty for no loss.
 
         Texts are compared in Unicode's normal form, with a leading space of some decoders ignored.
         """
@@ -121,7 +121,7 @@ class SubwordTokenizer:
             return ""
         documents = f"{lost:,} of {len(texts):,} documents"
         tokens = f"{n_unknown:,} of {n_tokens:,} tokens"
-        return f"decoding its tokens does not give the text of {documents} back, and {tokens} are unknown"
+        return f"decoding the tokens does not restore {documents}; {tokens} are unknown"
 
     def encode_documents(self, texts: Iterable[bytes], with_ends: bool = False) -> Iterator[Encoded]:
         rest = iter(texts)

@@ -240,8 +240,8 @@ def _check_option(option: Option, specification: str) -> None:
     is_free = option.name == "name" or option.name not in NOT_OPTIONS
     require(is_free, message)
     default = shown(option.default)
-    message = f"{where}: {option.name} is {default} by default, which no configuration can hold"
-    require(_is_plain(option.default), f"{message}: say a number, a text, a list or None")
+    message = f"{where}: {option.name} has the default {default}, which YAML cannot store"
+    require(_is_plain(option.default), f"{message}: use a number, a string, a list or None")
 
 
 def _is_plain(value: Any) -> bool:

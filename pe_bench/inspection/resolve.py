@@ -88,8 +88,7 @@ def resolve(arguments: Sequence[str], search: Sequence[Path] = ()) -> list[Resol
         subject = ResolvedEncoding(name, config).with_examples()
         subjects.append(subject)
         for option, value in subject.examples.items():
-            taken = f"{option}={value}"
-            say(f"{subject.name} has no default for {option}: {taken} is taken, an example")
+            say(f"{subject.name} has no default for {option}: using the example {option}={value}")
         _ = subject.encoding  # is built, and kept
     return subjects
 

@@ -341,7 +341,7 @@ def why_open_within(train_length: int, within: Number, margin: float) -> str:
         return ""
     improves = "does not improve" if within.interval.high < margin else "does not surely improve"
     lengths = f"from {quarter:,} to {train_length:,} tokens"
-    return f"the model {improves} {lengths}, so no gain beyond {train_length:,} proves nothing"
+    return f"the model {improves} {lengths}, so the absence of a gain beyond {train_length:,} proves nothing"
 
 
 # Has a model learned anything?

@@ -84,7 +84,7 @@ def _runs_in(folder: Path) -> list[Path]:
 def _check(run: Path) -> None:
     """Raise `UserError` for a run that is not finished or not readable, and for the rows of another run."""
     is_name = NAME.fullmatch(run.name) is not None
-    require(is_name, f"{run.name!a} is no name of a run")
+    require(is_name, f"{run.name!a} is not a valid run name")
     require(read_result(run) is not None, "it is not finished")
     read_config(run)
     rows = read_rows(run / "eval.csv")

@@ -174,9 +174,11 @@ def _run_that_meets(word: str, key: str, config: Config, data_hash: str) -> Path
             runs.append(run)
     typed = f"{key}={word}"
     what = f"seed={config.seed} on this data with this model"
-    require(bool(runs), f"{typed}: no finished run with {what} meets it: train one, or name a run")
+    message = f"{typed}: no finished run with {what} meets these conditions"
+    require(bool(runs), f"{message}: train one, or name a run")
     names = ", ".join(sorted(run.name for run in runs))
-    require(len(runs) == 1, f"{typed}: several runs with {what} meet it ({names}): add a condition")
+    message = f"{typed}: several runs with {what} meet these conditions ({names})"
+    require(len(runs) == 1, f"{message}: add a condition")
     return runs[0]
 
 

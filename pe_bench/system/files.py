@@ -124,7 +124,7 @@ def cache_root(cache_dir: str | None) -> Path:
     name = "cache_dir" if cache_dir else "PE_BENCH_CACHE"
     user, _, _ = chosen[1:].partition("/")
     message = f"{name}={chosen}: no user {user!r} has a home folder here"
-    require(not expanded.startswith("~"), f"{message}: name the folder from / on, or as ./{chosen}")
+    require(not expanded.startswith("~"), f"{message}: give the full path, or ./{chosen}")
     return Path(expanded)
 
 

@@ -13,7 +13,7 @@ train foo=3 -> unknown key 'foo': there are: cache_dir, data,
 train 'train={lr: 0.1, lrr: 3}' -> unknown key 'train.lrr': did you mean 'train.lr'?
 train 'data={paht: x}' -> unknown key 'data.paht': did you mean 'data.path'?
 train lenght=64 -> unknown key 'lenght': did you mean 'train.length'?
-train =3 -> '=3' cannot be read: say KEY=VALUE, without spaces around =
+train =3 -> '=3' cannot be read: write KEY=VALUE, without spaces around =
 train modifier=null -> unknown modifier 'null': there are: asentmax,
 train ++encoding.foo=3 -> unknown option 'encoding.foo'
 train encoding.base=abc -> encoding.base must be a number above 1, not 'abc'
@@ -25,7 +25,7 @@ train -m train.betas=0.9,0.95 -> write 'train.betas=[0.9,0.95]'
 train eval.lengths=[100000000] -> has the 100000000 tokens that are needed: the longest has
 train encoding=rope,alibi -> is several values: -m encoding=rope,alibi makes a run for each
 train train=3 -> train is a group of keys and cannot be 3: say train.length=VALUE
-train rope -> 'rope' cannot be read: say encoding=rope
+train rope -> 'rope' cannot be read: write encoding=rope
 train seed=٣ -> 'seed=٣' cannot be read: put quotes around the value, as in 'seed="VALUE"'
 train results_dir=/dev/null -> results_dir=/dev/null: /dev/null is not a folder
 train results_dir= -> results_dir is empty: give it a value, or remove it
@@ -52,11 +52,11 @@ train data.path=x -> data.path=x is not read with data=stdlib: say data=files
 train data=files -> say data.path=DIR
 train data.encoding=latin-x -> data.encoding=latin-x is no encoding of text: utf-8 is one
 train tokenizer=hub -> tokenizer=hub needs a name: say tokenizer.name=gpt2
-train tag=a/b -> tag=a/b: a tag has letters, digits and the signs . + - _ alone
-train task=mqar task.symbols=3 -> task=mqar has none above 3: use shorter lengths, or raise task.symbols
+train tag=a/b -> tag=a/b: a tag may contain only letters, digits and . + - _
+train task=mqar task.symbols=3 -> the largest of task=mqar is 3: use shorter lengths, or raise task.symbols
 train data=files 'data.path="~no_such_user/x"' -> data.path=~no_such_user/x: no user 'no_such_user' has
 train data=files 'data.validation_path="~no_such_user"' data.path=. -> no user 'no_such_user' has a home
-train 'results_dir="~no_such_user/x"' -> name the folder from / on, or as ./~no_such_user/x
+train 'results_dir="~no_such_user/x"' -> give the full path, or ./~no_such_user/x
 train 'cache_dir="~no_such_user/x"' -> cache_dir=~no_such_user/x: no user 'no_such_user' has a home folder
 train tokenizer=file 'tokenizer.name="~no_such_user/x"' -> tokenizer.name=~no_such_user/x: no user
 eval hf:~no_such_user/x -> hf:~no_such_user/x: no user 'no_such_user' has a home folder

@@ -91,9 +91,9 @@ def test_what_a_tokenizer_loses_is_counted_and_another_composition_of_characters
         changed = tokenizers.Tokenizer.from_str(tokenizer.tokenizer.to_str())
         changed.normalizer = normalizers.Sequence([normalizers.NFD(), normalizer])
         loss = SubwordTokenizer(changed, "changed").describe_loss(TEXTS)
-        assert loss.startswith("decoding its tokens does not give the text of 1 of 4 documents back") == loses
+        assert loss.startswith("decoding the tokens does not restore 1 of 4 documents") == loses
     loss = SubwordTokenizer(word_tokenizer(), "words").describe_loss([b"hello world", b"hello you"])
-    assert loss.endswith("of 1 of 2 documents back, and 1 of 4 tokens are unknown")
+    assert loss.endswith("1 of 2 documents; 1 of 4 tokens are unknown")
 
 
 def test_a_file_that_is_no_tokenizer_is_refused(tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ def test_what_is_right_and_unclaimed_is_no_failure_and_the_keys_that_a_query_see
 def test_a_right_encoding_exits_with_0(command) -> None:
     outcome = command("check", "longrope")
     assert outcome.code == 0
-    told = "longrope has no default for long_factors: long_factors=[1.0, 2.0, 3.0, 4.0] is taken"
+    told = "longrope has no default for long_factors: using the example long_factors=[1.0, 2.0, 3.0, 4.0]"
     assert told in outcome.err
     header, row, end = [line for line in outcome.out.splitlines() if line]
     assert re.fullmatch(r"encoding +holds +fails +unclaimed", header)

@@ -74,7 +74,7 @@ def test_the_cache_of_a_user_that_there_is_not_is_refused_by_the_name_of_its_var
     monkeypatch: pytest.MonkeyPatch, home: str
 ) -> None:
     monkeypatch.setenv("PE_BENCH_CACHE", home)
-    message = f"PE_BENCH_CACHE={home}: no user 'no_such_user' has a home folder here: name the folder"
+    message = f"PE_BENCH_CACHE={home}: no user 'no_such_user' has a home folder here: give the full path"
     with pytest.raises(UserError, match=re.escape(message)):
         cache_root(None)
     monkeypatch.setenv("PE_BENCH_CACHE", "~/x")

@@ -190,7 +190,7 @@ class StoredPieces:
         if stored:
             here = minor_version(rows[0].torch)
             there = minor_version(stored[0].torch)
-            message = f"{piece} was made with PyTorch {here}, what is stored with {there}"
+            message = f"{piece} was made with PyTorch {here}, the stored rows with {there}"
             require(here == there, f"{message}: store the pieces of a study with one version of PyTorch")
         row_at = {_place(row): row for row in stored}
         for row in rows:
@@ -198,8 +198,8 @@ class StoredPieces:
             for column, quantity in ALIKE.items():
                 here = getattr(row, column)
                 there = getattr(other, column)
-                another = f"{piece} has another {quantity} at {row.length}"
-                require(here == there, f"{another} ({here}) than what is stored ({there})")
+                message = f"{piece} has {quantity} {here} at {row.length}, but the stored rows have {there}"
+                require(here == there, message)
 
 
 def _place(row: Row) -> tuple[object, ...]:

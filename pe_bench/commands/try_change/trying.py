@@ -368,7 +368,8 @@ def _prepared(kind: Kind, change_config: Config, baseline_config: Config) -> Try
     require(lengths[-1] > train_length, message)
     run = change.folder.name
     baseline_run = baseline.folder.name
-    require(run != baseline_run, f"{change.label} is compared with itself: name another --against")
+    message = f"{change.label} is compared with itself"
+    require(run != baseline_run, f"{message}: give another run or encoding with --against")
     sides = (change.label, baseline.label, run, baseline_run)
     tried = Try(kind, 0, *sides, train_length, lengths, today())
     return replace(tried, evaluation=_evaluation(change.config))

@@ -99,9 +99,9 @@ class Task(ABC):
         while self.tokens(size + 1) <= length + 1:
             size += 1
         most = size if self.most is None else self.most
-        message = f"length {length} needs examples of size {size}, and task={self.name}"
+        needed = f"length {length} needs examples of size {size}"
         way_out = "use shorter lengths, or raise task.symbols"
-        require(size <= most, f"{message} has none above {most}: {way_out}")
+        require(size <= most, f"{needed}, but the largest of task={self.name} is {most}: {way_out}")
         return size
 
 

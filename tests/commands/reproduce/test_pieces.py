@@ -197,9 +197,9 @@ def test_a_piece_of_other_text_targets_or_torch_is_refused_before_anything_is_st
     path = Path("results/runs") / last["runs"][0] / "eval.csv"
     rows = read_rows(path)
     for changes, said in (
-        ({"data_hash": "0123"}, "rope (long), seeds: 1 has another text at "),
-        ({"target_hash": "4567"}, "has another targets at "),
-        ({"torch": "2.11.0+cpu"}, "was made with PyTorch 2.11, what is stored with 2."),
+        ({"data_hash": "0123"}, "rope (long), seeds: 1 has text 0123 at "),
+        ({"target_hash": "4567"}, "has targets 4567 at "),
+        ({"torch": "2.11.0+cpu"}, "was made with PyTorch 2.11, the stored rows with 2."),
     ):
         write_rows(path, [replace(row, **changes) for row in rows])
         keys = {row.key for row in read_rows(path)}

@@ -109,7 +109,7 @@ def test_only_the_encoding_s_parameters_are_trained(begin, train, folder):
 
 REFUSED = {
     ("train.from=hf:gpt2",): "hf:gpt2",
-    (FROM, "seed=1"): "no finished run with seed=1 on this data with this model meets it",
+    (FROM, "seed=1"): "no finished run with seed=1 on this data with this model meets these conditions",
     ("train.from='train.steps>0'",): "add a condition",
     ("train.from='encoding=alibi'",): "alibi",
     (FROM, "train.beside=x"): "exclude each other",

@@ -139,7 +139,7 @@ REFUSED = {
     "eval.protocol=task": "do not fit task=null",
     "task=copyy": "unknown task 'copyy': did you mean 'copy'",
     "task=copy task.symbol=4": "unknown key 'task.symbol': did you mean 'task.symbols'",
-    "task=copy_unique eval.lengths=[16,999]": "has none above 128",
+    "task=copy_unique eval.lengths=[16,999]": "the largest of task=copy_unique is 128",
 }
 
 

@@ -87,7 +87,8 @@ def test_a_try_ends_with_three_lines_and_the_code_of_its_answer(
     tried, command: Command, folder: Path
 ) -> None:
     results = folder / "work" / "results"
-    assert tried("rope").line == "pe-bench: rope is compared with itself: name another --against"
+    refused = "rope is compared with itself: give another run or encoding with --against"
+    assert tried("rope").line == f"pe-bench: {refused}"
     assert not (results / "tries.json").exists()
     first = tried("nope", *LEARNED, *SHORT)
     assert first.code == 4, first.err
