@@ -126,7 +126,7 @@ def _score(
 ) -> tuple[list["Run"], list[str]]:
     """Score the named checkpoints or runs, runs that meet conditions, or all; by default the newest run.
 
-    kind: of the request that the options make.
+    kind: the class of the request that is made of the options.
     """
     from pe_bench.commands.evaluate import score, score_each
     from pe_bench.runs.find import is_checkpoint, parse_condition, runs_to_score

@@ -39,7 +39,7 @@ def scored_alone(run: "Run") -> Scored:
 def scored_together(part: "SweepTable", lengths: Sequence[int] = (), **choice: Any) -> Iterator[Scored]:
     """Yield the runs of each folder of results with their tables.
 
-    lengths: from the command. choice: fields of `Selection`.
+    lengths: the lengths that the command named. choice: values for fields of `Selection`.
     """
     where: tuple[Condition, ...] = ()
     if part.target_hashes:
@@ -53,7 +53,11 @@ def scored_together(part: "SweepTable", lengths: Sequence[int] = (), **choice: A
 
 
 def print_scored(command: str, parts: Iterable[Scored], failures: Iterable[str], *, as_json: bool) -> None:
-    """Print the tables of runs, or their data, and where the runs are."""
+    """Print the tables of the scored runs, and the folders of the runs.
+
+    as_json: print one JSON document in place of tables. failures: messages on runs that failed, for the JSON
+    document; tables are printed without them.
+    """
     parts = list(parts)
     if not as_json:
         for part in parts:
@@ -65,7 +69,10 @@ def print_scored(command: str, parts: Iterable[Scored], failures: Iterable[str],
 
 
 def print_quick(parts: Sequence[Scored]) -> None:
-    """Say that a quick run went well. Its scores mean nothing, so the table is only named."""
+    """Say that a quick run went well; print where the runs are and the command that shows the table.
+
+    The table itself is not printed, because the scores of a quick run mean nothing.
+    """
     runs = list(chain.from_iterable(part.runs for part in parts))
     tables = chain.from_iterable(part.tables for part in parts)
     lines = sum(len(table.lines) for table in tables)

@@ -186,7 +186,7 @@ class Evaluation:
         return {"overrides": self.overrides, "plain": self.plain, "reference": self.reference}
 
     def judge(self) -> Path | None:
-        """Return the run that chooses key targets. Raises `UserError` for a name of no run."""
+        """Return the run that chooses key targets. Raises `UserError` if no run has that name."""
         if isinstance(self.key_tokens_of, str):
             return find_run(self.key_tokens_of, self.results_dir)
         return self.key_tokens_of

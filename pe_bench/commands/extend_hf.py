@@ -254,7 +254,7 @@ def _train(stage: Stage) -> bool:
 
 @contextmanager
 def _at_work(workplace: Path, group: Group) -> Iterator[None]:
-    """In the first process of a training, hold its folder, and record an error there."""
+    """In the first process of a training, lock its folder, and record an error there."""
     if not group.is_first:
         yield
         return

@@ -110,9 +110,10 @@ def trusted(config: Config, code: Sequence[Path], *, may_differ: bool = False) -
 
 @contextmanager
 def at_work(job: Job, waits: Callable[[str], None] | None, less_memory: str) -> Iterator[None]:
-    """Hold the run's lock, and record an error in its folder; a stopped run says what is saved.
+    """Lock the run's folder, and record an error there; if stopped, say which steps and scores are saved.
 
-    waits: as in `locked`. less_memory: the advice after running out of memory.
+    waits: called before waiting for another process, as in `locked`. less_memory: the advice after running
+    out of memory.
     """
     run = job.folder
     run.mkdir(parents=True, exist_ok=True)
@@ -125,7 +126,7 @@ def at_work(job: Job, waits: Callable[[str], None] | None, less_memory: str) -> 
 
 @contextmanager
 def explain_stop(job: Job) -> Iterator[None]:
-    """Give an interruption within the context a message on the saved steps and scores."""
+    """If interrupted within the context, say which steps and scores are saved."""
     try:
         yield
     except (Stopped, KeyboardInterrupt) as stopped:

@@ -100,7 +100,10 @@ def head_comment(file: Path) -> list[str]:
 
 
 def paper(name: str, group: str = "encoding") -> str:
-    """Return the paper that a shipped file names; empty for a file without one, as if its class names it."""
+    """Return the paper that a shipped file names.
+
+    Empty if the file names none, for example because its class does.
+    """
     file = config_dir() / group / f"{name}.yaml"
     named = PAPER.search(file.read_text(encoding="utf-8"))
     return named[1] if named else ""

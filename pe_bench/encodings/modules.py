@@ -93,7 +93,10 @@ class Tree:
         fromlist: Sequence[str] | None = (),
         level: int = 0,
     ) -> Any:
-        """`__import__` for code of this version: modules of its folder have private names."""
+        """Do what `__import__` does, for code of this version of the folder.
+
+        The folder's own modules are imported under this version's private names.
+        """
         private = None if level else self.private_name(name)
         full_name = private or name
         try:

@@ -190,8 +190,8 @@ def describe(
     """Return the encoding's values in a configuration, and the encodings of other layers by their number.
 
     The third value is whether our encoding rotates queries and keys, in place of the model itself.
-    parameters: of rotations in the model's configuration. has_table: the model has learned vectors of
-    positions.
+    parameters: the parameters of rotations in the model's configuration. has_table: the model has learned
+    vectors of positions.
     """
     if UNKNOWN in answer.rotations:
         return neutral("own"), {}, False
@@ -219,7 +219,7 @@ def name_of(
 ) -> dict[str, Any] | None:
     """Return the values of our encoding with this rotation; None if no encoding of ours has it.
 
-    calls: of the model's rotary modules, which show the rotation in longer texts.
+    calls: the calls of the model's rotary modules, which show the rotation in longer texts.
     """
     lengths = _lengths(parameters, train_length)
     for group in parameters:

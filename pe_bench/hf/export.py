@@ -136,9 +136,9 @@ def _longest(rotation: Mapping[str, Any], train_length: int) -> int:
 
 
 def _family(rotates: Sequence[bool], windows: Sequence[int], *, qk_norm: bool) -> dict[str, Any]:
-    """Return the type of the model with such layers, and the settings that only this type has.
+    """Return transformers' `model_type` for these layers, with the settings that only this type has.
 
-    rotates, windows: of each layer.
+    rotates: whether each layer rotates. windows: each layer's window, 0 for none.
     """
     window = max(windows) or None
     windowed = {"use_sliding_window": window is not None, WINDOW: window}
@@ -225,7 +225,8 @@ def write_model(
 def _weights(model: Decoder, names: Mapping[str, str], interleaved_width: int | None) -> dict[str, Tensor]:
     """Return the weights by transformers' names.
 
-    interleaved_width: of a head with interleaved pairs, whose second features are put last; else None.
+    interleaved_width: the width of a head whose pairs are interleaved, whose second features are put last;
+    None for other layouts.
     """
     weights = {
         "model.embed_tokens.weight": model.embedding.weight * math.sqrt(model.embedding.embedding_dim),
@@ -272,7 +273,7 @@ def rescaled_config(source: Source, opened: Opened, spec: EncodingSpec, train_le
 def write_weights(folder: Path, source: Source, causal: Any, values: Mapping[str, Any]) -> None:
     """Write a model's float32 weights with a configuration, and copy its tokenizer.
 
-    values: of config.json; the type of the weights is replaced.
+    values: the values of config.json; the type of the weights is replaced.
     """
     with quiet():
         causal.save_pretrained(folder)

@@ -75,7 +75,10 @@ class RotaryCall:
         return is_same and torch.allclose(factors, factor, rtol=TOLERANCE, atol=0)
 
     def _at(self, values: Sequence[Any], length: int) -> list[Any]:
-        """Return the arguments with positions of a text of `length` tokens in place of positions."""
+        """Return the arguments of the call with each tensor of positions replaced.
+
+        The new positions are 1 and the last of a text of `length` tokens.
+        """
         changed = []
         for value in values:
             changed.append(_positions(value, length) if _is_positions(value) else value)

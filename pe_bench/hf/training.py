@@ -57,8 +57,8 @@ def layers_of(model: CheckpointModel) -> Sequence[nn.Module]:
 def trained_parameters(model: CheckpointModel, count: int | None) -> nn.ParameterDict:
     """Return the parameters to train, by their names, and freeze all others.
 
-    count: of the last layers to train; None trains the whole model. Raises `UserError` for more layers than
-    the model has.
+    count: how many of the last layers to train; None trains the whole model. Raises `UserError` for more
+    layers than the model has.
     """
     chosen = model.causal.parameters()
     if count is not None:

@@ -166,7 +166,7 @@ def _draw_shares(axes: Axes, rows: Sequence[Row]) -> None:
 def draw_curves(axes: Axes, row: Row, limits: tuple[float, float]) -> None:
     """Draw the scores of each head by distance; heads with the same scores share a curve.
 
-    limits: of the axis of scores.
+    limits: the smallest and the largest number of the axis of scores.
     """
     groups: list[list[int]] = []  # heads with the same scores
     for head, values in enumerate(row.curves):

@@ -39,7 +39,7 @@ def accelerate(model: Model) -> Model:
 
 
 def is_native(x: Tensor, *more: Tensor) -> bool:
-    """Return true if compiled code serves these tensors."""
+    """Return true if compiled code can handle these tensors."""
     if any(tensor.dtype != torch.float32 for tensor in (x, *more)):
         return False
     if x.device.type != "cpu" or torch.is_autocast_enabled("cpu"):

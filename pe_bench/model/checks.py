@@ -23,9 +23,9 @@ from pe_bench.system.terminal import say
 def dry_run_training(model: Decoder, length: int, name: str = "NAME") -> None:
     """Run the model on one window of this length, as training would.
 
-    name: of the encoding, for `pe-bench check`. Raises `UserError` for a length that the encoding refuses, an
-    error in a user's own code, infinite or NaN outputs of finite weights, and outputs that depend on later
-    tokens.
+    name: the encoding's name, for the command in messages. Raises `UserError` for a length that the encoding
+    refuses, an error in a user's own code, infinite or NaN outputs of finite weights, and outputs that depend
+    on later tokens.
     """
     tokens = torch.zeros(1, length, dtype=torch.long)
     before = _saved_names(model.encoding)
@@ -72,7 +72,8 @@ TEXTS = 4  # windows
 def refuse_lookahead(model: LanguageModel, length: int, name: str, weights: str = "") -> None:
     """Raise `UserError` if outputs of a random window of this length depend on later tokens.
 
-    name: of the encoding, for `pe-bench check`. weights: a description of the weights, for the message.
+    name: the encoding's name, for the command in messages. weights: a description of the weights, for the
+    message.
     """
     with user_code_errors(model.encoding):
         problem = find_lookahead(model, length)

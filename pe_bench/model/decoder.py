@@ -1,4 +1,4 @@
-"""A Llama-shaped decoder that serves every encoding through the hooks of `pe_bench.encodings`.
+"""A Llama-shaped decoder that handles every encoding through the hooks of `pe_bench.encodings`.
 
 RMSNorm, SwiGLU, grouped-query attention, no biases, tied embeddings. Letters: B batch, T
 tokens, D model width, H query heads, K head width.
@@ -107,8 +107,8 @@ class LanguageModel(nn.Module):
     ) -> Self:
         """Return a model with these weights and changes in some layers.
 
-        layers: new encodings by number of the layer. windows: windows in tokens, by number of the layer.
-        parts: as in `Composition.changed`.
+        layers: new encodings, by number of the layer. windows: windows in tokens, by number of the layer.
+        parts: the encodings to combine, as in `Composition.changed`.
         """
         raise NotImplementedError
 

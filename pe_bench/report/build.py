@@ -85,8 +85,8 @@ def read_report(
     """Return the tables of the named runs, of a selection, of all runs, or only those with the newest run.
 
     everything: without names or conditions, the tables of all runs. probe: require probes in place of levels.
-    options: as in `api.results`. Raises `UserError` for values that are not possible, and if there is nothing
-    to show.
+    options: the other options of `api.results`. Raises `UserError` for values that are not possible, and if
+    there is nothing to show.
     """
     by = options.get("by")
     best = options.get("best")
@@ -319,7 +319,10 @@ def _read(results_dir: Path, runs: Sequence[str] | None) -> tuple[list[Row], lis
 
 
 def _of_protocol(rows: list[Row], protocol: str) -> list[Row]:
-    """Return the rows under a protocol, and those of positions, which belong to any."""
+    """Return the rows scored under a protocol, and the by-position rows, which every protocol shows.
+
+    Raises `UserError` if nothing was scored under the protocol.
+    """
     there = sorted({row.protocol for row in _of_levels(rows)})
     message = (
         f"no score under the protocol {protocol!r}: these runs were scored under {', '.join(there)}; "

@@ -145,7 +145,7 @@ def _score_columns(table: Table) -> list[Column]:
 
 
 def _score_row(line: Line, record: Record, table: Table) -> list[Cell]:
-    """Return the cells of a line at a length, in the order of the columns of the details."""
+    """Return the row of the `--details` table for one line at one length, as cells in column order."""
     difference = record.baseline or Number()
     has_levels_targets = table.has_targets_of_levels(record.compared)
     is_same_set = difference.target_hash in ("", record.target_hash)

@@ -96,7 +96,8 @@ def chart_svg(
 ) -> str:
     """Return the chart as an element of a page.
 
-    keys: by label, the attribute that a curve shares with its row of the table. texts: of the curves' points.
+    picture_id: the beginning of the ids in the picture. line_ids: for each label, the attribute that a curve
+    shares with its row of the table. texts: for each curve, the texts of its points.
     """
     height = max(ON_PAGE, _names_height(chart))
     parts: dict[str, list[Attributes]] = {}
@@ -168,7 +169,8 @@ def class_of(style: Style) -> str:
 def _draw_panel(axes: Axes, chart: Chart, styles: Styles, width: float, height: float, max_name: int) -> None:
     """Draw all curves of a chart, with their names, of at most `max_name` characters, where they end.
 
-    width, height: of the panel, in inches. The curves set the axes; bands, which may be very wide, do not.
+    width, height: the size of the panel, in inches. The curves set the axes; bands, which may be very wide,
+    do not.
     """
     axes.set_xscale("log")
     if chart.shape == "symlog":
@@ -229,7 +231,8 @@ def _mark(axes: Axes, points: Sequence[Point], **style: Any) -> None:
 def _name_ends(axes: Axes, chart: Chart, styles: Styles, width: float, height: float, max_name: int) -> None:
     """Write the names of curves beside the panel, near the ends of the curves, with thin strokes to them.
 
-    width, height: of the panel, in points. A curve without a number has its name at the lower right corner.
+    width, height: the size of the panel, in points. A curve without a number has its name at the lower right
+    corner.
     """
     curves = [*chart.curves, *chart.anchors]
     corner = Point(axes.get_xlim()[1], axes.get_ylim()[0])

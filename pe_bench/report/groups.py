@@ -283,9 +283,10 @@ def _size_of_checkpoint(row: Row, runs: ScoredRuns) -> str:
 
 
 def labels_by(rows: Sequence[Row], runs: ScoredRuns, by: Sequence[str]) -> Callable[[Row], str]:
-    """Return a function that labels a row by the values that tell its line from others of its encodings.
+    """Return a function that gives a row the text that separates its line from other lines of its encodings.
 
-    They are the values of the keys `by`, and of the keys in which later stages of one name differ.
+    The text is `KEY=VALUE ...` with the keys `by`, and for later stages of training also with the keys in
+    which the stages of that encoding differ.
     """
     names = {row.run for row in rows}
     runs_of_later_stages = {name for name in names if runs.folder_of(name).first_stage}

@@ -71,9 +71,9 @@ def lines_of(
 ) -> list[Line]:
     """Return the lines of rows with their verdicts, except verdicts on differences from a baseline.
 
-    by: labels a row by the values that tell its line from others of the same encodings. Seeds of one encoding
-    are a line. Runs of one encoding that share a seed differ in something that its name does not show: it is
-    unknown which runs belong together, so each run is a line.
+    by: returns a row's text of the settings in which lines with the same encodings differ. Rows with the same
+    encodings and text are one line, with one run per seed. If two of its runs have the same seed, pe-bench
+    cannot tell which runs belong together, and each run becomes a line.
     """
 
     def line_key(row: Row) -> tuple[str, str, str]:
@@ -201,10 +201,10 @@ def _records(
 ) -> tuple[dict[int, Record], bool]:
     """Return the record at each length, and whether the models surely gain nothing within training.
 
-    references: by run, the run from whose level at `train_length`, with its trained encoding, changes are
-    counted. Shorter lengths are not judged, because less context costs by nature. Neither is an anchor, nor a
-    model that is no better than token frequencies: it would hold by knowing nothing. A model that has not
-    learned its task at the training length is not judged at longer lengths.
+    references: for each run, the run whose level at `train_length`, with its trained encoding, is the
+    reference of changes. Shorter lengths are not judged, because less context costs by nature. Neither is an
+    anchor, nor a model that is no better than token frequencies: it would hold by knowing nothing. A model
+    that has not learned its task at the training length is not judged at longer lengths.
     """
 
     def trained_at(length: int, rows: Sequence[Row]) -> list[Row]:
@@ -419,9 +419,10 @@ def check_sort(word: str) -> None:
 
 
 def ordered(lines: Sequence[Line], sort: str | None, loss: Measure = BITS) -> Order:
-    """Return the lines by their level at the length `sort`, or by a key; by default at the longest of most.
+    """Return the lines in the order of their levels at the length `sort`, or of the key `sort`.
 
-    loss: the measure of the levels of text. A line without a level at the length comes after all others.
+    By default the length is the longest that most lines have. loss: the measure of the levels of text. A line
+    without a level at the length comes after all others.
     """
     by_name = sorted(lines, key=lambda line: line.label)
     if sort in KEYS:
@@ -472,7 +473,10 @@ def _level_at(line: Line, length: int) -> float | None:
 
 
 def _reach(line: Line) -> tuple[bool, int, float]:
-    """Return the rank of a line of a task; at most lengths all lines solve the task, or no line does."""
+    """Return the sort key of a line of a task: how far the line works, then its mean level.
+
+    Levels at one length rarely differ: at most lengths all lines solve the task, or no line does.
+    """
     works_to = line.break_point.works_to or 0
     levels = [record.level or 0.0 for record in line.records.values()]
     return not line.is_ranked, -works_to, -sum(levels)

@@ -152,7 +152,10 @@ def _length_and_depth(row: Row) -> tuple[int, float]:
 
 
 def _common_depths(rows: Sequence[Row]) -> set[tuple[int, float]]:
-    """Return the lengths and depths of most rows at each length, over which a line's number is."""
+    """Return the pairs of a length and a depth: for each length, the depths that most rows have.
+
+    A line's number at a length is the mean over these depths.
+    """
     counts = Counter(map(_length_and_depth, rows))
     most: dict[int, int] = {}
     for (length, _), count in counts.items():
@@ -179,8 +182,8 @@ def _line(label: str, rows: Sequence[Row], common: Collection[tuple[int, float]]
 def _find(depths: Sequence[Mapping[str, Sequence[Row]]], read: Read) -> Found | str:
     """Return the findings of runs at these depths together, or the reason why there is no number.
 
-    depths: for each, the rows by run: with the span, and with the span replaced. A run counts if it has both
-    at each depth.
+    depths: for each depth, the two rows of each run: with the span, and with the span replaced. A run counts
+    if it has both rows at each depth.
     """
 
     def is_scored(run: str) -> bool:
@@ -255,7 +258,7 @@ def _shares_right(scores_of_runs: Sequence[Scores]) -> np.ndarray:
 def share_interval(shares: np.ndarray, count: int) -> Interval:
     """Return the interval of the mean of shares of answers, 0 to 1, float64 [seeds, documents].
 
-    count: as in `difference_of_shares`.
+    count: the number of answers, as in `difference_of_shares`.
     """
     interval = difference_of_shares(shares, count)
     return replace(interval, low=max(0.0, interval.low), high=min(1.0, interval.high))

@@ -237,7 +237,7 @@ def label_of(scored: Row | Line) -> str:
 
 
 def short_label_of(scored: Row | Line) -> str:
-    """Return the label, in which options that the trained encoding and that of the scores share are once."""
+    """Return the label, with the options shared by the trained and the scored encoding written only once."""
     name, *options = BEFORE_AN_OPTION.split(scored.scored_with)
     shared = BEFORE_AN_OPTION.split(scored.encoding)[1:]
     own = [option for option in options if option not in shared]

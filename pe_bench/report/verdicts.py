@@ -142,7 +142,10 @@ def paired_changes(changes: Sequence[Pair], others: Sequence[Pair], runs: Scored
 
 
 def _difference(row: Row, other: Row, runs: ScoredRuns) -> np.ndarray:
-    """Return the difference in bits per byte of each document, or part of one, float64 [documents]."""
+    """Return `row` minus `other` in bits per byte, for each document or piece of one, float64 [n].
+
+    Raises `RunError` if the documents differ, or if no target stands for a byte of the text.
+    """
     first = runs.means(row)
     second = runs.means(other)
     sizes = cast(np.ndarray, first.sizes)
@@ -352,9 +355,9 @@ def unlearned(
 ) -> Unlearned:
     """Return the anchor or the task that weights have not learned to beat; empty if they have, or if unknown.
 
-    rows: of a line's runs. Only rows with the trained encoding count, because weights learn, not encodings.
-    counted_on: by run, a row of another run, on whose training tokens the run's anchors were counted: for a
-    later stage, a row of its first stage.
+    rows: the rows of a line's runs. Only rows with the trained encoding count, because weights learn, not
+    encodings. counted_on: for a run of a later stage, a row of its first stage, on whose training tokens the
+    run's anchors were counted.
     """
     trained = [row for row in rows if is_as_trained(row) and row.length == row.train_length]
     if any(row.protocol == TASK for row in trained):

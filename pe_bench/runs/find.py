@@ -131,7 +131,7 @@ def find_runs(
 
     A name is a run's encoding, its own, its beginning or a pattern, the path of a run, or a checkpoint's.
     Without names, conditions choose among all runs. With `anywhere`, a run may be outside `results_dir`.
-    Raise `UserError` for a name of no run, and if no run is left.
+    Raise `UserError` if no run has a name, and if no run is left.
     """
     named = [_named(name, results_dir, anywhere=anywhere) for name in names]
     runs = list(dict.fromkeys(chain.from_iterable(named)))
@@ -258,7 +258,10 @@ def parse_condition(word: str) -> Condition:
 
 
 def check_key(key: str, option: str) -> None:
-    """Raise `UserError` for a key that is neither a column to choose by nor like a key of a configuration."""
+    """Raise `UserError` unless a key is a column to select by or has a dot, as keys of a configuration do.
+
+    option: the option that named the key, for the message.
+    """
     keys = [column for column in COLUMNS if column not in NOT_KEYS]
     if "." not in key and key not in keys:
         raise UserError(f"{unknown(key, option, keys)} (or a key of a run's config.yaml)")

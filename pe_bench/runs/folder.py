@@ -66,9 +66,10 @@ def read_config(run: Path) -> Config:
 
 @contextmanager
 def locked(run: Path, *, waits: Callable[[str], None] | None = None) -> Iterator[None]:
-    """Hold a run's lock. waits: called with a message before this waits for another process that holds it.
+    """Lock a run's folder. waits: called with a message before this waits for another process's lock.
 
-    Raise `RunError` for a held lock without `waits`, and for a run that is not safe to write to.
+    Raise `RunError` if another process has the lock and `waits` is None, and for a run that is not safe to
+    write to.
     """
     check_files(run)
     lock = Lock(run / "lock")

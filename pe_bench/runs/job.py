@@ -62,7 +62,8 @@ def identity(
 ) -> dict[str, Any]:
     """Return the values that decide a run's weights, without values that equal their defaults.
 
-    data_hash: of the tokenized text, wherever it lay. encoding_options: of the encoding's parts, without
+    data_hash: the hash of the tokenized text, which is the same in any folder. encoding_options: the options
+    of each part of the encoding, without
     options that equal the constructors' defaults. A parent is represented by its name when it was trained,
     even if its folder was renamed.
     """

@@ -143,14 +143,18 @@ def _read_kept(file: Path) -> Source | None:
 
 
 def _holds(condition: Condition, source: Source) -> bool:
-    """Return whether a deleted parent meets a condition on its configuration; others are not met."""
+    """Return whether a deleted parent meets a condition.
+
+    False for a condition on anything but its configuration.
+    """
     values = flat(to_plain(source.config))
     values |= {"encoding": source.label, "data": source.config.data.name}
     return condition.key in values and condition.holds(values[condition.key])
 
 
 def after_source(config: Config, source: Source) -> Config:
-    """Return a configuration that names its parent, with the parent's values of `eval` where none was chosen.
+    """Return a configuration that names its parent, with the parent's values of `eval` where the command
+    chose none.
 
     The parent's name when it was trained contains its identity, so it is known in any folder.
     """

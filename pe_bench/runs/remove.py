@@ -14,7 +14,7 @@ PARENT_KEYS = ("train.source", "train.from", "train.beside")  # keys that name a
 def runs_named(names: Iterable[str], results_dir: Path) -> list[Path]:
     """Return the runs, finished or not, with these names: a run's whole name, its encoding or its beginning.
 
-    Raises `UserError` for a name of no run.
+    Raises `UserError` if no run has one of the names.
     """
     runs = folders_of_runs(results_dir)
     found: list[Path] = []

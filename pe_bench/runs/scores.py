@@ -75,7 +75,7 @@ class Clusters:
     """
 
     def __init__(self, document: np.ndarray, size: np.ndarray) -> None:
-        """document, size: of each target, the number of its document, and its bytes."""
+        """document: the number of each target's document. size: the bytes of each target."""
         # By document, in rising order: its number and its targets. By target: the index of its document.
         self.documents, self.group, self.counts = np.unique(document, return_inverse=True, return_counts=True)
         self.sizes = np.bincount(self.group, weights=size)  # of the documents, bytes
@@ -122,7 +122,7 @@ class Scores:
 
     @property
     def unit(self) -> float:
-        """Return the nats in a unit of a level: in a bit, or in a nat if bytes are unknown."""
+        """Return how many nats one unit of the level has: ln 2 for bits, 1 if bytes are unknown."""
         return math.log(2) if self.has_bytes else 1.0
 
     @cached_property
@@ -255,8 +255,8 @@ Masks = Mapping[str, np.ndarray]  # by the name of a slice, bool [targets] in th
 def keep_slices(run: Path, masks: Mapping[str, Masks], judge: str = "") -> None:
     """Add slices to a run's `means.safetensors`, and write the means of all rows there.
 
-    masks: by the hash of the target set. judge: the run whose scores chose the targets. Only the holder of
-    the run's lock may call this.
+    masks: the slices of each target set, by the hash of the set. judge: the run whose scores chose the
+    targets. Only the holder of the run's lock may call this.
     """
     kept = read_means(run)
     new: dict[str, np.ndarray] = {}

@@ -59,8 +59,9 @@ FIRST = 1  # a checkpoint's beginning of text stands in the place of token 0
 class Probe:
     """The windows that a probe scores: at some lengths (default ones if None), at evenly spaced depths.
 
-    windows: at each length and depth; None for the default number, which is smaller for a checkpoint's text.
-    prompts: the kind of prompts of a checkpoint, in the place of needles; they have no depths.
+    windows: the number of windows at each length and depth; None for the default number, which is smaller for
+    a checkpoint's text. prompts: the kind of prompts of a checkpoint, in the place of needles; they have no
+    depths.
     """
 
     lengths: Sequence[int] | None = None

@@ -151,7 +151,7 @@ def controlled_lengths(
     *,
     longest_too: bool = False,
 ) -> list[int]:
-    """Return the lengths that get controls: by default those of 2 and 16 times the training length.
+    """Return the lengths that get controls: by default 2 and 16 times the training length.
 
     Where neither is scored, only the longest possible length does. A control needs a token that is further
     than the training length before the first target.

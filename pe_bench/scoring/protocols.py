@@ -76,7 +76,7 @@ class Examples:
     def scores(self, nll: np.ndarray, correct: np.ndarray) -> Scores:
         """Return the scores of all targets; one is right if all targets of its answer are correct.
 
-        nll, correct: of each scored target, in the order of the examples; correct is 1 or 0.
+        nll: the loss of each scored target, in the order of the examples. correct: 1 or 0 for each of them.
         """
         document, _ = np.nonzero(self.is_answer)
         pairs = np.stack([document, self.number[self.is_answer]])

@@ -110,7 +110,7 @@ def evaluate(
 
     own: the model with the encoding of the run. Where the job's model computes the same, as YaRN does up to
     the training length if its factor is that of each window, the scores of the run's encoding are taken over.
-    later: as of `score`.
+    later: how many more encodings the same plans will be scored with, as in `score`.
 
     After each length its scores and its row are on the disk. A length that the encoding cannot reach, or at
     which a user's own code fails, is a row with its status and reason, and the others go on.

@@ -104,9 +104,10 @@ def stretched_lengths(
 ) -> list[int]:
     """Return the lengths to score of a model that is stretched to `length` tokens.
 
-    These are those that were chosen, or else those of the configuration up to twice `length`; and always the
-    training length and `length`. A gain up to one of these two from its quarter tells whether a model reads
-    that far, so the quarters are scored too: that of the training length where use of context is judged.
+    These are the chosen lengths, or else the configuration's lengths up to twice `length`; and always the
+    training length and `length`. Whether a model reads that far is judged by the gain from a quarter of each
+    of these two lengths, so the quarters are scored too: a quarter of the training length only where use of
+    context is judged.
     """
     own = evaluation.resolved_lengths(train_length)
     near = chosen or [each for each in own if each <= 2 * length]

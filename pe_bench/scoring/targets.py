@@ -21,9 +21,10 @@ PART = 8  # a window scores at most its length / PART tokens, so that they see n
 class TargetBlocks:
     """A set of blocks: the `target_tokens` tokens before `end[b]` in `document[b]`, int64 [blocks].
 
-    turn: when each was dealt, from 0; the first n in turn are the set of n blocks. donor_document, donor_end:
-    for each, a block of another document, or of its own if there is no other. data_hash: of the text.
-    max_length: the longest context for which a block's document has room.
+    turn: the order in which the blocks were dealt, from 0; the first n in this order are the set of n blocks.
+    donor_document, donor_end: for each block, a block of another document, or of its own document if there is
+    no other. data_hash: the hash of the tokenized text. max_length: the longest context for which a block's
+    document has room.
     """
 
     document: np.ndarray

@@ -29,7 +29,7 @@ def cost_text(what: str, seconds: float, cores: int) -> str:
 
 
 def _roughly(seconds: float) -> str:
-    """Write a time as precisely as an estimate is: `40 s`, `14 min`, `2 h 10 min`."""
+    """Write a time with the precision of an estimate: `40 s`, `14 min`, `2 h 10 min`."""
     if seconds < 90:
         return f"{math.ceil(seconds / 10) * 10} s"
     minutes = round(seconds / 60)

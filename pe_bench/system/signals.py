@@ -165,7 +165,10 @@ def child_context() -> Any:
 
 
 def own_variables() -> dict[str, str]:
-    """Return pe-bench's environment variables for a child, which else has the values for the first child."""
+    """Return the present `PE_BENCH_*` variables, to hand to a child process.
+
+    The fork server otherwise gives each child the values it had when the first child started.
+    """
     return {name: value for name, value in os.environ.items() if name.startswith("PE_BENCH_")}
 
 

@@ -71,7 +71,10 @@ def markdown(text: str) -> str:
 
 
 def latex(text: str) -> str:
-    """Return text without LaTeX commands, and without an argument of the line break before it."""
+    r"""Escape text for LaTeX.
+
+    A leading `[` or `*` is escaped too: else it is read as an argument of the `\\` before it.
+    """
     escaped = _LATEX_SIGN.sub(lambda sign: LATEX_SIGNS[sign[0]], one_line(text))
     return "{}" + escaped if escaped.startswith(("[", "*")) else escaped
 

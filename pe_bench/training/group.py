@@ -230,7 +230,10 @@ def _work(
 
 
 def _end_with_starter() -> None:
-    """End this process with its starter, which may not be its parent for the system."""
+    """End this process when the process that started it ends.
+
+    The starter may not be the parent process for the operating system.
+    """
     starter = multiprocessing.parent_process()
     assert starter is not None
     starter.join()

@@ -105,8 +105,8 @@ def effect_of(
 ) -> Effect:
     """Return the effect of a change.
 
-    levels: [seeds, documents] at the training length, at `length`, and at `length` with the change. loss:
-    at `length`; None at the training length.
+    levels: three arrays of levels [seeds, documents]: at the training length, at `length`, and at `length`
+    with the change. loss: the loss at `length`; None at the training length.
     """
     within, beyond, changed = levels
     restored = beyond - changed
@@ -181,9 +181,9 @@ def _most_precise(effects: Sequence[Effect]) -> Effect:
 
 
 def _other_kinds(whole: Sequence[Effect], named: str) -> str:
-    """Return the best change of each kind without the named change, and its share, as a part of a sentence.
+    """Return a clause on each kind of change but that of `named`: its best change, and the share restored.
 
-    whole: effects of changes in all layers.
+    whole: the effects of changes in all layers.
     """
     parts: list[str] = []
     for kind in KINDS:

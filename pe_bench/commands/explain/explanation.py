@@ -196,7 +196,7 @@ def _number(value: float) -> str:
 
 
 def _missing_notes(missing: Sequence[Missing]) -> list[str]:
-    """Return a line for the names with the same reason in the same layers."""
+    """Return one note for all measures that are missing for the same reason in the same layers."""
     layers: dict[str, dict[str, list[str]]] = {}  # by reason and name
     for reason, name, layer in missing:
         layers.setdefault(reason, {}).setdefault(name, []).append(layer)

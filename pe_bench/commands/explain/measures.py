@@ -233,7 +233,10 @@ def _running_means(x: Tensor) -> Tensor:
 
 
 def missing_reason(layer: LayerEncoding, name: str) -> str:
-    """Return why a layer has no measure of this name; empty for a measure of another kind of layer."""
+    """Return the note to print where a layer lacks the measure `name`.
+
+    Empty (no note) where the measure exists only in another kind of layer.
+    """
     if name in SOFTMAX_NAMES:
         return NO_SOFTMAX
     if name in STATE_NAMES or layer.overrides("attend"):
@@ -249,8 +252,8 @@ def layer_measures(
 ) -> list[LayerMeasure]:
     """Return the measures of all layers at all lengths.
 
-    values: by length, the measures of each seed. clusters: the document of each target, or its part of a
-    document, int64 [targets].
+    values: for each length, the measures of each seed. clusters: the document of each target, or the
+    segment of a document, int64 [targets].
     """
     found: list[LayerMeasure] = []
     for name in NAMES:

@@ -45,7 +45,7 @@ def draw_layers(
 ) -> None:
     """Draw changes and measures of each layer; the suffix of the path is the file's format.
 
-    effects: at one length. Raises `UserError` for another suffix than .png, .svg or .pdf.
+    effects: the effects at one length. Raises `UserError` for another suffix than .png, .svg or .pdf.
     """
     paper.save_picture(lambda: _draw(title, sentence, effects, measures), path)
 

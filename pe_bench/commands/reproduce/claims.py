@@ -171,7 +171,7 @@ class Measurements:
         return paired(changes, self._runs, NOT_SCORED)
 
     def _of_slice(self, changes: Sequence[Pair], part: str) -> list[Pair]:
-        """Return the changes on a slice of their targets, without those of rows that lack the slice."""
+        """Return the changes restricted to a slice; changes whose rows lack the slice are left out."""
         row_of = {}
         for row in self._runs.slice_rows(list(chain.from_iterable(changes)), part):
             row_of[row.run, row.length] = row

@@ -14,14 +14,15 @@ FOLDER = "explained"  # beside the stored runs of a study
 
 
 def is_explained(piece: Piece, folder: Path) -> bool:
-    """Return whether the piece's explanation is stored. folder: of the stored pieces."""
+    """Return whether the piece's explanation is stored. folder: the folder of the stored pieces."""
     return all(path.is_file() for path in _files(piece, folder))
 
 
 def explain_piece(runs: StudyRuns, piece: Piece, folder: Path) -> None:
     """Explain the runs of a piece, and store the numbers (CSV) and the tables (text).
 
-    folder: of the stored pieces. Runs without weights are trained again. Raises `UserError`, `RunError`.
+    folder: the folder of the stored pieces. Runs without weights are trained again. Raises `UserError`,
+    `RunError`.
     """
     trained = runs.make(replace(piece, runs=()))[0]
     found = explain(runs, trained)

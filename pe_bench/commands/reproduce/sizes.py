@@ -162,7 +162,7 @@ def _is_sure(interval: Interval) -> bool:
 def table_of_sizes(sizes: Sequence[Size], study: Study, scores: Measurements, width: int) -> Iterator[str]:
     """Yield the lines of a table, and the agreement of every two sweeps in the order of encodings.
 
-    width: of the terminal.
+    width: the width of the terminal, in columns.
     """
     far = f"{FAR * scores.length:,}"
     farthest = f"{FARTHEST * scores.length:,}"

@@ -98,7 +98,7 @@ class TableScores:
     def _difference(self, plus: Sequence[tuple], minus: Sequence[tuple]) -> Number:
         """Return the sum of the levels `plus` less the sum of the levels `minus`.
 
-        plus, minus: of each level the series, length, protocol and control.
+        plus, minus: the series, length, protocol and control of each level.
         """
         first = [self._find(*place) for place in plus]
         second = [self._find(*place) for place in minus]

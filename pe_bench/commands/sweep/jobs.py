@@ -59,7 +59,10 @@ class JobState:
 
     @property
     def is_at_work(self) -> bool:
-        """Return whether it trains, scores or waits for another process; before, it checks its values."""
+        """Return whether the job trains, scores or waits for another process.
+
+        Before that, it is only checking its values.
+        """
         return self.state == RUNNING and self.text != ""
 
 

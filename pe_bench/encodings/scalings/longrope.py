@@ -84,7 +84,7 @@ class LongRoPE(RopeScaling):
 
     @classmethod
     def guesses(cls, options: Mapping[str, Any], length: int) -> list[list[float]]:
-        """Return factors equal to RoPE, to interpolation, to NTK-aware scaling and to NTK by parts."""
+        """Return factors that reproduce RoPE, interpolation, NTK-aware scaling and NTK by parts."""
         width = 2 * len(cls.example(options)["long_factors"])
         base = options.get("base", 10_000.0)
         train_length = options["train_length"]

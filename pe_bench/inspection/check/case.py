@@ -76,7 +76,10 @@ class FailureError(Exception):
 
 
 class UnclaimedError(Exception):
-    """A property that the encoding does not claim, or that it has nothing to check of; the text says why."""
+    """Raised by the check of a property that the encoding does not claim or that does not apply to it.
+
+    The text says why.
+    """
 
 
 @dataclass(frozen=True)

@@ -106,7 +106,7 @@ def choose(encoding: LayerEncoding, q: Tensor, position: Tensor, window: int | N
 
 
 def is_native(q: Tensor) -> bool:
-    """Return true if our kernel serves these queries: on a CPU with a compiler."""
+    """Return true if our kernel can handle these queries: on a CPU with a compiler."""
     if q.device.type != "cpu" or usable_kernel(torch.float32).library is None:
         return False
     if torch.is_grad_enabled() and q.requires_grad:

@@ -29,7 +29,10 @@ CHUNK_ELEMENTS = 2**21  # of a bias or of near scores [B, H, Q, N]; a chunk with
 def fused_chunk_attention(
     encoding: LayerEncoding, x: Tensor, q: Tensor, k: Tensor, v: Tensor, position: Tensor, window: int | None
 ) -> Tensor:
-    """Serve encodings that hide keys, add a bias, or have `terms` for their scores; and windows."""
+    """Compute attention for a window, and for encodings that hide keys, add a bias or have `terms` of scores.
+
+    Queries are computed in chunks, the last chunk first.
+    """
     queries, keys = project(encoding, x, q, k, position)
     outputs = []
     # The last chunks, which see the most keys, come first: later chunks fit into their memory.
@@ -134,9 +137,9 @@ def _mask(visible: Tensor, bias: Tensor | None, v: Tensor) -> Tensor:
 
 # Attention with a table of rows by distance: near keys through shifted views, far keys by the fused kernel.
 #
-# Near keys are at a distance with its own row; the last row serves all far keys. A number added to all scores
-# of a query changes no weight, so rows are taken relative to the last row, and products with far keys are
-# plain. The outputs over near and far keys are merged by their log-sum-exps.
+# Near keys are at a distance with its own row; the last row is used for all far keys. A number added to all
+# scores of a query changes no weight, so rows are taken relative to the last row, and products with far keys
+# are plain. The outputs over near and far keys are merged by their log-sum-exps.
 #
 # A band holds the table's products for the near pairs, with R rows. Rows [.., R] of neighbouring queries,
 # each shifted by one place, are a view of the same memory with strides (R - 1, 1): no number is gathered.
@@ -215,7 +218,7 @@ class Near:
         return output, lse
 
     def far(self, q: Tensor) -> Tensor:
-        """Add the last row of `relative_queries`, which serves all far keys, to queries [B, H, Q, K]."""
+        """Add the last row of `relative_queries`, which is used for all far keys, to queries [B, H, Q, K]."""
         if self._last_relative_query is None:
             return q
         return q + self._last_relative_query.to(q.dtype)

@@ -181,13 +181,13 @@ def mask_of_window(tokens: int, window: int, device: torch.device) -> BlockMask:
     # In a block that the text does not fill, some rows are no queries.
     filled = (block < tokens // BLOCK).unsqueeze(-1)
     full = (nearest >= 0) & (furthest < window) & filled
-    # As a tensor, so that one kernel serves all windows.
+    # As a tensor, so that one kernel handles all windows.
     limit = torch.tensor(window, device=device)
 
     def seen(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return (query >= key) & (query - key < limit)
 
-    return _blocked(some, full, seen, tokens)
+    return _block_mask(some, full, seen, tokens)
 
 
 def mask_of_tiles(encoding: LayerEncoding, queries: Side, keys: Side, window: int | None) -> BlockMask:
@@ -230,7 +230,7 @@ def mask_of_tiles(encoding: LayerEncoding, queries: Side, keys: Side, window: in
         index = tile_index[row, query // BLOCK, key // BLOCK]
         return tile[index, query % BLOCK, key % BLOCK]
 
-    return _blocked(some, full, seen, tokens)
+    return _block_mask(some, full, seen, tokens)
 
 
 def _visible_rows(
@@ -244,7 +244,7 @@ def _visible_rows(
     return functional.pad(rows, (0, missing_keys, 0, missing_queries))
 
 
-def _blocked(some: Tensor, full: Tensor, seen: MaskMod, tokens: int) -> BlockMask:
+def _block_mask(some: Tensor, full: Tensor, seen: MaskMod, tokens: int) -> BlockMask:
     """Return the mask `seen`; `some` and `full` [.., n, n] mark blocks with any and all pairs visible."""
     mixed_lists = _block_lists(some & ~full)
     lists = (*mixed_lists, *_block_lists(full))

@@ -56,7 +56,7 @@ def fused_with_lse(
 ) -> tuple[Tensor, Tensor]:
     """Return the output, and the log-sum-exp [B, H, Q, 1] of the logits; on a CPU, without gradients.
 
-    mask: as in `fused`; None: all keys are visible.
+    mask: the mask or bias, as in `fused`; None if all keys are visible.
     """
     mask = _added(mask, q)
     output, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(

@@ -74,8 +74,8 @@ def causal_attention(
     """Return the output [B, H, T, V] of causal attention on the CPU.
 
     q, k: [B, H, T, K]. v: [B, H, T, V]. table: biases [H, T] by distance. null: null logits [.., T, 1].
-    columns: of queries and of keys, [.., T, C] each, with products that are added to the logits. All are
-    float32; q, k and v may be bfloat16 with a kernel for this type and without columns.
+    columns: further columns of queries and of keys, [.., T, C] each, whose products are added to the logits.
+    All are float32; q, k and v may be bfloat16 with a kernel for this type and without columns.
     """
     # Encodings may share tensors among heads, which the kernel needs in full shape. (PyTorch's
     # `broadcast_shapes` would import SymPy, which is slow.)
