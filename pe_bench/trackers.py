@@ -46,7 +46,7 @@ class TensorBoard:
         for name, value in _step_values(step).items():
             self.writer.add_scalar(name, value, step.step)
 
-    def results(self, rows: Sequence[Row], tables: Sequence["Table"], picture: Path) -> None:
+    def record_results(self, rows: Sequence[Row], tables: Sequence["Table"], picture: Path) -> None:
         from matplotlib.image import imread
 
         from pe_bench.report.columns import to_markdown
@@ -93,7 +93,7 @@ class WeightsAndBiases:
     def step(self, step: Step) -> None:
         self.run.log(_step_values(step), step=step.step)
 
-    def results(self, rows: Sequence[Row], tables: Sequence["Table"], picture: Path) -> None:
+    def record_results(self, rows: Sequence[Row], tables: Sequence["Table"], picture: Path) -> None:
         from pe_bench.report.columns import to_frame
 
         levels = {f"{_score_name(row)}/{row.length}": level_of(row) for row in rows}
@@ -138,7 +138,7 @@ class MLflow:
         values = _step_values(step)
         self._log([(name, value, step.step) for name, value in values.items()])
 
-    def results(self, rows: Sequence[Row], tables: Sequence["Table"], picture: Path) -> None:
+    def record_results(self, rows: Sequence[Row], tables: Sequence["Table"], picture: Path) -> None:
         from pe_bench.report.columns import to_csv
 
         self._log([(_score_name(row), level_of(row), row.length) for row in rows])
@@ -183,7 +183,7 @@ class Tracking:
         if self.tracker is not None and is_due:
             self._forgiven(self.tracker.step, step)
 
-    def results(self, rows: Sequence[Row]) -> None:
+    def record_results(self, rows: Sequence[Row]) -> None:
         if self.tracker is not None:
             self._forgiven(self._send, self.tracker, rows)
 
@@ -197,7 +197,7 @@ class Tracking:
             picture = Path(folder, "curves.png")
             plot_tables(tables, picture)
             with_level = [row for row in rows if level_of(row) is not None]
-            tracker.results(with_level, tables, picture)
+            tracker.record_results(with_level, tables, picture)
 
     def close(self) -> None:
         if self.tracker is not None:

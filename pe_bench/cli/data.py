@@ -54,7 +54,7 @@ def plain(value: Any) -> Any:
     return [plain(inner) for inner in value]
 
 
-def _found(line: Any) -> dict[str, Any]:
+def _numbers_of_probe(line: Any) -> dict[str, Any]:
     """Return the numbers of a probe at each length and depth, or the reasons for missing numbers."""
     findings = []
     for (length, depth), found in line.found.items():
@@ -85,7 +85,7 @@ def _answers(outcome: Any) -> dict[str, Any]:
 # Values of records in JSON that are not fields, by the class.
 MORE: Mapping[str, Callable[[Any], dict[str, Any]]] = {
     "Line": lambda line: {"label": line.label},
-    "ProbeLine": _found,
+    "ProbeLine": _numbers_of_probe,
     "Look": _bounds,
     "Outcome": _answers,
 }

@@ -108,7 +108,7 @@ def _data(name: str, result: Results) -> dict[str, Any]:
     """Return the findings about an encoding as data for programs."""
     findings = []
     for prop, finding in result.items():
-        facts = {"property": prop.name, "means": prop.means, "look": prop.look}
+        facts = {"property": prop.name, "means": prop.meaning, "look": prop.look}
         findings.append(facts | finding._asdict())
     return {"encoding": name, "findings": findings}
 
@@ -142,9 +142,9 @@ def _explain(prop: "Property", finding: "Finding", verbose: bool) -> str:
     """Return a finding as text: its measurement and, after a failure, the places to look at."""
     sign = f"{SIGNS[finding.state]}  " if verbose else ""
     if finding.state != "fails":
-        return sign + ": ".join(filter(None, (prop.means, finding.measured)))
+        return sign + ": ".join(filter(None, (prop.meaning, finding.measured)))
     look = "; ".join(filter(None, (", ".join(finding.lines), prop.look)))
-    return f"{sign}{finding.measured}\nmust hold: {prop.means}\nlook at: {look}"
+    return f"{sign}{finding.measured}\nmust hold: {prop.meaning}\nlook at: {look}"
 
 
 @command("show")

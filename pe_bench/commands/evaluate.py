@@ -123,7 +123,7 @@ class Evaluation:
     max_length: int | None = None
     targets: int | None = None
     stride: int | None = None
-    controls: str | None = None
+    controls: str | None = None  # the lengths that get controls: auto, offset, all or none
     per_position: bool | None = None
     precision: str | None = None
     half: str | None = None

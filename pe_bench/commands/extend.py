@@ -149,7 +149,7 @@ def extend_runs(
         jobs = stages.further(requested, tokens)
         if long:
             jobs += stages.from_the_start(tokens)
-        summary = launch(jobs, typed.launcher)
+        summary = launch(jobs, typed.launcher_overrides)
         summary.end()
         trained = [state.run for state in summary.states if state.run is not None]
         paths += dict.fromkeys(map(Path, trained))
@@ -174,7 +174,7 @@ def _check(runs: Sequence[Path], config: Config, typed: Typed, *, is_trained: bo
     """
     names = ", ".join(run.name for run in runs)
     if is_trained:
-        check_launcher(typed.launcher)
+        check_launcher(typed.launcher_overrides)
     message = f"{names}: extend takes runs that were trained on text, and no checkpoint and no task"
     require(config.checkpoint is None and config.task is None, message)
     folders = [*map(RunFolder, runs)]
@@ -188,7 +188,7 @@ def _check(runs: Sequence[Path], config: Config, typed: Typed, *, is_trained: bo
     keys = ", ".join(differing[:3]) or "their code"
     require(len(lines) == 1, f"{names} differ in {keys}: name runs that differ only in the seed")
     jobs = planned(typed.job_overrides, config.search, choice=own_choice(config), values=own_values(config))
-    for text in typed.runs:
+    for text in typed.run_overrides:
         message = f"{text} is for further training, and without --tokens there is none: give --tokens"
         require(is_trained, message)
     refuse_scored_keys(jobs[0].given)

@@ -106,7 +106,7 @@ def finish(
         with at_work(job, waits, machine.LESS_TO_TRAIN):
             with closing(Tracking(job.folder, job.config)) as tracked:
                 rows = _train_and_score(job, plans, bars, tracked, group)
-                tracked.results(read_rows(job.folder / "eval.csv"))
+                tracked.record_results(read_rows(job.folder / "eval.csv"))
             score_missing_anchors(job, plans, rows)
     runs.gather_and_warn(Path(job.config.results_dir))
     return rows

@@ -117,7 +117,7 @@ class TrainConfig:
     micro_batches: AtLeast1 = 1
     processes: AtLeast1 = 1
     sharding: Literal["fsdp"] | None = None
-    timeout: AtLeast1 = 600
+    timeout: AtLeast1 = 600  # seconds without a sign of another process, after which the run ends
     optimizer: Literal["adamw", "muon"] = "muon"
     lr: Positive = 5e-3
     encoding_lr: Positive | None = None

@@ -127,14 +127,14 @@ def by_key(overrides: Sequence[str]) -> dict[str, str]:
 class Typed:
     """The overrides of a command, sorted into settings of the launcher, of the machine and of the runs."""
 
-    launcher: list[str]
-    machine: list[str]
-    runs: list[str]
+    launcher_overrides: list[str]
+    machine_overrides: list[str]
+    run_overrides: list[str]
 
     @property
     def job_overrides(self) -> list[str]:
         """Return the overrides of the machine and the runs."""
-        return [*self.machine, *self.runs]
+        return [*self.machine_overrides, *self.run_overrides]
 
 
 def sorted_by_use(overrides: Sequence[str]) -> Typed:
@@ -143,11 +143,11 @@ def sorted_by_use(overrides: Sequence[str]) -> Typed:
     for text in overrides:
         key = parse_override(text).key
         if key.startswith(("hydra/", "hydra.")):
-            typed.launcher.append(text)
+            typed.launcher_overrides.append(text)
         elif key in MACHINE_KEYS:
-            typed.machine.append(text)
+            typed.machine_overrides.append(text)
         else:
-            typed.runs.append(text)
+            typed.run_overrides.append(text)
     return typed
 
 

@@ -100,7 +100,7 @@ class TaskWindows:
     def batch(self, count: int, seed: int, step: int) -> Batch:
         """Return `count` examples, int64 [count, length + 1], which follow from the arguments alone."""
         rng = np.random.default_rng([seed, self.stream, step])
-        sizes = rng.integers(self.task.least, self.largest + 1, size=count)
+        sizes = rng.integers(self.task.smallest_size, self.largest + 1, size=count)
         tokens = np.full((count, self.size), self.task.padding, np.int64)
         is_answer = np.zeros((count, self.size), bool)
         for row, size in enumerate(sizes):

@@ -228,7 +228,7 @@ def _open_side(folder: Path, side: str) -> Split:
 def summary(data: Data, length: int) -> str:
     """Describe the amounts of text on each side, or a task's examples in windows of `length`."""
     if (task := data.task) is not None:
-        sizes = f"sizes {task.least} to {task.size_at(length)}"
+        sizes = f"sizes {task.smallest_size} to {task.size_at(length)}"
         chance = f"{task.chance:.3g} right by guessing"
         return f"{task.name}: examples of {sizes} at {length} tokens, {chance}"
     sides = {"for training": data.train, "for validation": data.validation}

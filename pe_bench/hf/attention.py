@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from pe_bench.encodings.base import LayerEncoding, Side
 from pe_bench.encodings.compose import stack
-from pe_bench.encodings.masks.ranges import first_and_latest
+from pe_bench.encodings.masks.ranges import first_and_window_ranges
 from pe_bench.errors import require
 from pe_bench.model.attention import attention
 
@@ -91,7 +91,7 @@ class FirstAndLatest(LayerEncoding):
         return (distance >= 0) & ((distance < self.window) | (keys.index < self.first))
 
     def ranges(self, start: int, stop: int) -> list[range]:
-        return first_and_latest(self.first, self.window, start, stop)
+        return first_and_window_ranges(self.first, self.window, start, stop)
 
 
 class SoftCap(LayerEncoding):

@@ -133,7 +133,7 @@ def task_page(arguments: Sequence[str], search: Sequence[Path], width: int = PIP
     if config.task is None:
         raise UserError("name the task: pe-bench show task=NAME")
     task = build_task(config.task)
-    size = max(task.least, min(EXAMPLE_SIZE, task.size_at(config.train.length)))
+    size = max(task.smallest_size, min(EXAMPLE_SIZE, task.size_at(config.train.length)))
     tokens, is_answer, _ = task.example(np.random.default_rng(config.seed), size)
     texts = []
     for token, is_right in zip(tokens, is_answer, strict=True):

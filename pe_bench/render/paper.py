@@ -143,14 +143,14 @@ def save_picture(draw: Callable[[], Figure], path: Path) -> None:
         write_atomically(path, lambda temporary: figure.savefig(temporary, format=kind, **options))
 
 
-def inline_svg(draw: Callable[[], Figure], key: str, parts: Mapping[str, Sequence[Attributes]]) -> str:
+def inline_svg(draw: Callable[[], Figure], picture_id: str, parts: Mapping[str, Sequence[Attributes]]) -> str:
     """Return a figure as an SVG element for a page without inline styles.
 
-    key: a name that differs from other pictures on the page. parts: for the group of each artist, by its gid,
-    the attributes of the group, and then of the marks in it.
+    picture_id: a name that differs from other pictures on the page. parts: for the group of each artist, by
+    its gid, the attributes of the group, and then of the marks in it.
     """
     text = io.BytesIO()
-    with _settings(key):
+    with _settings(picture_id):
         draw().savefig(text, format="svg", metadata={**UNDATED["svg"], "Creator": None})
     root = ElementTree.fromstring(re.sub(r"\s*\n\s*", " ", text.getvalue().decode()))
     for element in root.iter():

@@ -92,7 +92,7 @@ def _styles(tables: Sequence[Table]) -> Styles:
 
 
 def chart_svg(
-    chart: Chart, styles: Styles, key: str, keys: Mapping[str, str], texts: Sequence[Sequence[str]]
+    chart: Chart, styles: Styles, picture_id: str, line_ids: Mapping[str, str], texts: Sequence[Sequence[str]]
 ) -> str:
     """Return the chart as an element of a page.
 
@@ -103,7 +103,7 @@ def chart_svg(
     parts: dict[str, list[Attributes]] = {}
 
     def add(part: str, curve: Curve, kind: str) -> None:
-        parts[f"{part} {curve.label}"] = [{"class": kind, "data-line": keys[curve.label]}]
+        parts[f"{part} {curve.label}"] = [{"class": kind, "data-line": line_ids[curve.label]}]
 
     for curve, texts_of_points in zip(chart.curves, texts, strict=True):
         add("curve of", curve, f"line {class_of(styles[curve.label])}")
@@ -117,17 +117,19 @@ def chart_svg(
     for curve in chart.anchors:
         add("anchor", curve, "anchor")
 
-    def page_figure() -> Figure:
+    def draw_for_page() -> Figure:
         total = ABOVE + height + BELOW / 2
         figure = paper.new_figure(paper.WIDTH, total)
         axes = paper.place_axes(figure, paper.LEFT, ABOVE, PAGE_PANEL, height)
         _draw_panel(axes, chart, styles, PAGE_PANEL, height, MAX_NAME_ON_PAGE)
         return figure
 
-    return paper.inline_svg(page_figure, key, parts)
+    return paper.inline_svg(draw_for_page, picture_id, parts)
 
 
-def losses_svg(table: Table, losses: Losses, styles: Styles, key: str, keys: Mapping[str, str]) -> str:
+def losses_svg(
+    table: Table, losses: Losses, styles: Styles, picture_id: str, line_ids: Mapping[str, str]
+) -> str:
     """Return the training losses of a table's runs as an element of a page; empty without any loss."""
     curves = []
     for line in table.lines:
@@ -136,7 +138,7 @@ def losses_svg(table: Table, losses: Losses, styles: Styles, key: str, keys: Map
     if not curves:
         return ""
 
-    def page_figure() -> Figure:
+    def draw_for_page() -> Figure:
         figure = paper.new_figure(paper.WIDTH, LOSSES + BELOW)
         axes = paper.place_axes(figure, paper.LEFT, 0.1, PAGE_PANEL, LOSSES)
         for label, points in curves:
@@ -150,10 +152,10 @@ def losses_svg(table: Table, losses: Losses, styles: Styles, key: str, keys: Map
         return figure
 
     parts: dict[str, list[Attributes]] = {
-        f"losses of {label}": [{"class": f"line {class_of(styles[label])}", "data-line": keys[label]}]
+        f"losses of {label}": [{"class": f"line {class_of(styles[label])}", "data-line": line_ids[label]}]
         for label, _ in curves
     }
-    return paper.inline_svg(page_figure, key, parts)
+    return paper.inline_svg(draw_for_page, picture_id, parts)
 
 
 def class_of(style: Style) -> str:

@@ -246,7 +246,7 @@ def _caveats(table: Table, rows: Sequence[Row], runs: ScoredRuns) -> Iterator[st
         config = runs.folder_of(row.run).flat_config
         if "checkpoint.source" in config:
             yield _checkpoint(row, config)
-    yield from _statuses(table.lines)
+    yield from _missing_number_notes(table.lines)
     yield from _not_scored(table)
     yield OF_PROTOCOL.get(table.key.protocol, "")
     if table.measure is NATS:
@@ -355,7 +355,7 @@ def _checkpoint(row: Row, config: Mapping[str, Any]) -> str:
     return about
 
 
-def _statuses(lines: Sequence[Line]) -> Iterator[str]:
+def _missing_number_notes(lines: Sequence[Line]) -> Iterator[str]:
     """Yield for each line and status all lengths without a number, and the reason at the shortest of them."""
     for line in lines:
         lacking = [record for _, record in sorted(line.records.items()) if not record.levels]

@@ -120,15 +120,15 @@ def _describe_holding(table: Table) -> str:
 def _section(table: Table, prefix: str, styles: Mapping[str, Style], losses: Losses) -> dict[str, Any]:
     """Return the values of a table's section, by their names in the template.
 
-    prefix: the beginning of the keys of its lines and pictures. Of each line there are the cells, and the
+    prefix: the beginning of the ids of its lines and pictures. Of each line there are the cells, and the
     details that open below it. reading: notes on how the table is read; notes: all others.
     """
     grid = short(table)
-    keys: dict[str, str] = {}
+    line_ids: dict[str, str] = {}
     classes: dict[str, str] = {}
     lines = []
     for number, (line, row) in enumerate(zip(table.shown_lines, grid.rows, strict=True)):
-        keys[line.label] = f"{prefix}-{number}"
+        line_ids[line.label] = f"{prefix}-{number}"
         classes[line.label] = "anchor" if line.is_anchor else class_of(styles[line.label])
         lines.append((line.label, row[1:], _details(line, table)))
     charts = [chart_of(table), chart_over_position(table)]
@@ -137,13 +137,13 @@ def _section(table: Table, prefix: str, styles: Mapping[str, Style], losses: Los
     pictures = []
     for number, chart in enumerate(charts):
         if chart.points:
-            picture = _picture(chart, f"{prefix}-{number}", keys, styles)
+            picture = _picture(chart, f"{prefix}-{number}", line_ids, styles)
             pictures.append((chart, picture))
-    losses_picture = losses_svg(table, losses, styles, f"{prefix}-losses", keys)
+    losses_picture = losses_svg(table, losses, styles, f"{prefix}-losses", line_ids)
     below = [note for note in table.notes if note not in table.caveats]
     return {
         "table": table,
-        "key_of": keys,
+        "key_of": line_ids,
         "classes": classes,
         "result": describe_result(table),
         "pictures": pictures,
@@ -163,11 +163,13 @@ def _details(line: Line, table: Table) -> list[Grid]:
     return [grid.chosen(range(1, len(grid.columns))) for grid in grids]
 
 
-def _picture(chart: Chart, key: str, keys: Mapping[str, str], styles: Mapping[str, Style]) -> Markup:
+def _picture(
+    chart: Chart, picture_id: str, line_ids: Mapping[str, str], styles: Mapping[str, Style]
+) -> Markup:
     texts = []
     for curve in chart.curves:
         texts.append([_point_text(curve, point, chart) for point in curve.points])
-    return Markup(chart_svg(chart, styles, key, keys, texts))
+    return Markup(chart_svg(chart, styles, picture_id, line_ids, texts))
 
 
 def _point_text(curve: Curve, point: Point, chart: Chart) -> str:

@@ -25,7 +25,7 @@ def test_every_answer_is_what_an_oracle_says_and_follows_from_what_is_before_it(
     in_file = yaml.safe_load((config_dir() / "task" / f"{name}.yaml").read_text(encoding="utf-8"))["task"]
     assert task == build_task(in_file), "the options in the file are the defaults"
     for seed in range(600):
-        size = 8 if seed >= 30 else task.least + seed % 12
+        size = 8 if seed >= 30 else task.smallest_size + seed % 12
         tokens, is_answer, _ = task.example(np.random.default_rng(seed), size)
         example = [task.vocabulary[token] for token in tokens]
         assert any(is_answer) and not is_answer[0]
@@ -36,7 +36,7 @@ def test_every_answer_is_what_an_oracle_says_and_follows_from_what_is_before_it(
     batch = TaskWindows(task, 40).batch(300, seed=0, step=0)
     tokens, is_answer = batch.tokens, batch.is_answer
     assert is_answer is not None and tokens.shape == is_answer.shape == (300, 41)
-    possible = {task.tokens(size) for size in range(task.least, task.size_at(40) + 1)}
+    possible = {task.tokens(size) for size in range(task.smallest_size, task.size_at(40) + 1)}
     assert set((tokens != task.padding).sum(1).tolist()) == possible
     assert not is_answer[tokens == task.padding].any() and is_answer.any(1).all()
 

@@ -25,7 +25,7 @@ from pe_bench.encodings.distance.streaming import Streaming
 from pe_bench.encodings.layers.local_global import Chunks
 from pe_bench.encodings.logits.logn import LogN
 from pe_bench.encodings.logits.sink import Sink
-from pe_bench.encodings.masks.ranges import latest
+from pe_bench.encodings.masks.ranges import window_ranges
 from pe_bench.encodings.masks.sliding_window import SlidingWindow
 from pe_bench.encodings.nope import NoPE
 from pe_bench.encodings.relative.deberta import DeBERTa
@@ -45,7 +45,7 @@ class WindowOfEachHead(LayerEncoding):
         return (distance >= 0) & (distance <= 2 * torch.arange(H)[:, None, None])
 
     def ranges(self, start: int, stop: int) -> list[range]:
-        return latest(2 * H - 1, start, stop)
+        return window_ranges(2 * H - 1, start, stop)
 
 
 class Strided(LayerEncoding):

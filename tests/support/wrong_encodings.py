@@ -12,7 +12,7 @@ from pe_bench.encodings import LayerEncoding, PositionalEncoding
 from pe_bench.encodings.content.gate import Gate
 from pe_bench.encodings.content.short_conv import ShortConv
 from pe_bench.encodings.inputs.sinusoidal import sinusoids
-from pe_bench.encodings.masks.ranges import latest
+from pe_bench.encodings.masks.ranges import window_ranges
 from pe_bench.encodings.masks.sliding_window import SlidingWindow
 from pe_bench.encodings.recurrent import recurrence as recurrences
 from pe_bench.encodings.recurrent.gated_deltanet import GatedDeltaNet
@@ -231,7 +231,7 @@ class RangesTooNarrow(SlidingWindow):
         super().__init__(window=6)
 
     def ranges(self, start, stop):
-        return latest(self.window - 1, start, stop)
+        return window_ranges(self.window - 1, start, stop)
 
 
 @fails("norm", r"a norm changes by \d")

@@ -56,7 +56,7 @@ def explain_runs(names: Sequence[str], by: Sequence[str], request: Evaluation) -
     """
     for each in by:
         check_type(each, By, "--by")
-    benches = [load_bench(name, request) for name in _found(names, request)]
+    benches = [load_bench(name, request) for name in _find_runs_or_checkpoint(names, request)]
     first = benches[0].job
     for bench in benches[1:]:
         job = bench.job
@@ -89,7 +89,7 @@ def explain_runs(names: Sequence[str], by: Sequence[str], request: Evaluation) -
     )
 
 
-def _found(names: Sequence[str], request: Evaluation) -> list[str | Path]:
+def _find_runs_or_checkpoint(names: Sequence[str], request: Evaluation) -> list[str | Path]:
     """Return the folders of the runs with these names, or the name of the one Hugging Face model."""
     if any(map(is_checkpoint, names)):
         text = ", ".join(names)

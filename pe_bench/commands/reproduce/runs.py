@@ -104,7 +104,7 @@ class StudyRuns:
         if stored:
             seeds += f" ({stored} stored)"
         say(f"{name}: {', '.join(sweep.encodings)}, {seeds}")
-        summary = launch(self._jobs(sweep, sources, stored), self._typed(sweep).launcher)
+        summary = launch(self._jobs(sweep, sources, stored), self._typed(sweep).launcher_overrides)
         summary.end()
         paths = [Path(state.run) for state in summary.states if state.run is not None]
         runs = dict.fromkeys(path.name for path in paths)

@@ -59,7 +59,7 @@ class ScoringStep:
     times: list[float]  # the lengths over the training length
     protocol: Protocol = "paired"
     scored_with: list[str] | None = None  # values of --with, which must fit each of the runs
-    controls: str = "none"
+    controls: str = "none"  # the lengths that get controls: auto, offset, all or none
     of: list[str] = field(default_factory=list)  # names of sweeps; empty for all
     encodings: list[str] = field(default_factory=list)  # names of encodings; empty for all
 

@@ -67,13 +67,13 @@ def check_sweep(
         if len(configs) < MAX_CHECKED and check is not None:
             check(config)
         elif len(configs) < MAX_CHECKED:
-            _check(config, described)
+            _check_and_describe(config, described)
         configs.append(config)
     warn_unused(configs, swept.named)
     return _new_sweep(configs[0], swept.jobs), swept.keys
 
 
-def _check(config: Config, described: set[str]) -> None:
+def _check_and_describe(config: Config, described: set[str]) -> None:
     """Raise `UserError` for a job that cannot work, and describe the text that it trains on once.
 
     described: the hashes of the texts already described.
@@ -116,7 +116,7 @@ def launch(jobs: Sequence[Planned], launcher: Sequence[str] = ()) -> Summary:
     say(CHECKING)
     described: set[str] = set()
     for config in islice(_with_new_values(jobs), MAX_CHECKED):
-        _check(config, described)
+        _check_and_describe(config, described)
     configs = [job.config for job in jobs]
     warn_unused(configs, list(chain.from_iterable(job.given for job in jobs)))
     sweep = _new_sweep(configs[0], len(jobs))

@@ -34,7 +34,7 @@ class Task(ABC):
     A larger size gives a longer example. The first token of an example is never an answer.
     """
 
-    least: ClassVar[int] = 1  # the smallest size
+    smallest_size: ClassVar[int] = 1  # the smallest size of an example
 
     @property
     @abstractmethod
@@ -92,7 +92,7 @@ class Task(ABC):
         The last token of an example is no input. Raises `UserError` if no size fits, or if the length needs a
         size above `most`.
         """
-        size = self.least
+        size = self.smallest_size
         least = self.tokens(size) - 1
         message = f"length {length} is too short for task={self.name}: its smallest example needs {least}"
         require(least <= length, message)

@@ -20,7 +20,7 @@ from pe_bench.values import Share
 class FlipFlop(Task):
     """Memory of one bit; `ignore` is the chance that an instruction does nothing."""
 
-    least: ClassVar[int] = 2
+    smallest_size: ClassVar[int] = 2
 
     ignore: Share = 0.8
 

@@ -21,7 +21,7 @@ from pe_bench.values import AtLeast1, AtLeast2
 class Index(Task):
     """The symbol at an offset from another; `reach` is the largest offset."""
 
-    least: ClassVar[int] = 2
+    smallest_size: ClassVar[int] = 2
 
     symbols: AtLeast2 = 128
     reach: AtLeast1 = 8

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from pe_bench.encodings.base import AtLeast1, Natural, Side
 from pe_bench.encodings.distance.effective_distance import EffectiveDistance
-from pe_bench.encodings.masks.ranges import first_and_latest
+from pe_bench.encodings.masks.ranges import first_and_window_ranges
 
 
 @dataclass(eq=False)
@@ -44,4 +44,4 @@ class LMInfinite(EffectiveDistance):
         return kept & (distance >= 0)
 
     def ranges(self, start: int, stop: int) -> list[range]:
-        return first_and_latest(self.global_tokens, self.near, start, stop)
+        return first_and_window_ranges(self.global_tokens, self.near, start, stop)

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from pe_bench.encodings.base import Natural, Side
 from pe_bench.encodings.distance.effective_distance import EffectiveDistance
-from pe_bench.encodings.masks.ranges import first_and_latest
+from pe_bench.encodings.masks.ranges import first_and_window_ranges
 from pe_bench.errors import require
 
 
@@ -57,7 +57,7 @@ class Streaming(EffectiveDistance):
         return kept & (keys.index <= queries.index.unsqueeze(-1))
 
     def ranges(self, start: int, stop: int) -> list[range]:
-        return first_and_latest(self.sinks, self.near, start, stop)
+        return first_and_window_ranges(self.sinks, self.near, start, stop)
 
     def _is_latest(self, queries: Side, keys: Side) -> Tensor:
         return queries.index.unsqueeze(-1) - keys.index < self.near

@@ -55,12 +55,12 @@ class CAPE(PositionalEncoding):
     def _augmented(self, index: Tensor, batch: int, generator: torch.Generator | None) -> Tensor:
         """Return positions [B, T] in float32, drawn for each sequence."""
 
-        def draw(largest: float, count: int) -> Tensor:
+        def draw_uniform(largest: float, count: int) -> Tensor:
             device = torch.device("cpu") if generator is None else generator.device
             unit = torch.rand(batch, count, dtype=torch.float64, generator=generator, device=device)
             return ((2 * unit - 1) * largest).to(index.device)
 
-        global_shift = draw(self.max_global_shift, 1)
-        shift = global_shift + draw(self.max_local_shift, len(index))
-        scale = draw(math.log(self.max_scale), 1).exp()
+        global_shift = draw_uniform(self.max_global_shift, 1)
+        shift = global_shift + draw_uniform(self.max_local_shift, len(index))
+        scale = draw_uniform(math.log(self.max_scale), 1).exp()
         return ((index + shift) * scale).float()

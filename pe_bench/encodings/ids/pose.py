@@ -46,11 +46,11 @@ class PoSE(PositionalEncoding):
         if count > self.max_position:
             raise LengthError(f"{count} tokens need a max_position of {count}, not {self.max_position}")
 
-        def draw(smallest: int, largest: int) -> Tensor:
+        def draw_integer(smallest: int, largest: int) -> Tensor:
             device = torch.device("cpu") if generator is None else generator.device
             drawn = torch.randint(smallest, largest + 1, (batch, 1), generator=generator, device=device)
             return drawn.to(index.device)
 
-        first = draw(1, (count + 1) // 2)
-        gap = draw(0, self.max_position - count)
+        first = draw_integer(1, (count + 1) // 2)
+        gap = draw_integer(0, self.max_position - count)
         return index + gap * (index >= first)

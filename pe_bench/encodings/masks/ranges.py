@@ -4,14 +4,14 @@ from collections.abc import Sequence
 from itertools import product
 
 
-def latest(window: int, start: int, stop: int) -> list[range]:
-    """Return the range of all keys in the windows of the queries `start` to `stop` - 1."""
-    return [range(max(0, start - window + 1), stop)]
+def window_ranges(window: int, first_query: int, stop: int) -> list[range]:
+    """Return the range of all keys in the windows of the queries `first_query` to `stop` - 1."""
+    return [range(max(0, first_query - window + 1), stop)]
 
 
-def first_and_latest(first: int, window: int, start: int, stop: int) -> list[range]:
+def first_and_window_ranges(first: int, window: int, first_query: int, stop: int) -> list[range]:
     """Return the ranges of the `first` keys, and of all keys in the windows of the queries."""
-    (near,) = latest(window, start, stop)
+    (near,) = window_ranges(window, first_query, stop)
     if near.start <= first:
         return [range(stop)]
     return [range(first), near] if first else [near]

@@ -12,7 +12,7 @@ Peters, Cohan 2020, "Longformer", arXiv:2004.05150, section 3.1.
 from torch import Tensor
 
 from pe_bench.encodings.base import RELATIVE, ROTARY, AtLeast1, LayerEncoding, Side
-from pe_bench.encodings.masks.ranges import latest
+from pe_bench.encodings.masks.ranges import window_ranges
 
 
 class SlidingWindow(LayerEncoding):
@@ -33,4 +33,4 @@ class SlidingWindow(LayerEncoding):
         return (distance >= 0) & (distance < self.window)
 
     def ranges(self, start: int, stop: int) -> list[range]:
-        return latest(self.window, start, stop)
+        return window_ranges(self.window, start, stop)

@@ -18,7 +18,7 @@ class Property(NamedTuple):
     """A property that an encoding must have, or may claim."""
 
     name: str
-    means: str
+    meaning: str
     look: str  # where the fault may be
     check: Callable[[Case], str]
 
@@ -26,10 +26,10 @@ class Property(NamedTuple):
 def _property(check: Callable[[Case], str]) -> Property:
     """Return the property of a check, as the check's docstring describes it."""
     paragraphs = (inspect.getdoc(check) or "").split("\n\n")
-    means, look, *_ = (" ".join(text.split()) for text in paragraphs)
-    means = means[0].lower() + means[1:].removesuffix(".")
+    meaning, look, *_ = (" ".join(text.split()) for text in paragraphs)
+    meaning = meaning[0].lower() + meaning[1:].removesuffix(".")
     look = look.removeprefix("Look at: ").removesuffix(".")
-    return Property(check.__name__, means, look, check)
+    return Property(check.__name__, meaning, look, check)
 
 
 def _properties(module: ModuleType) -> list[Property]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pe_bench.encodings.base import LayerEncoding, Side, precise
-from pe_bench.encodings.masks.ranges import intersection, latest
+from pe_bench.encodings.masks.ranges import intersection, window_ranges
 
 # Elements of the largest tensor, B * H * queries * T scores: more overflow the caches of a processor and took
 # two to four times as long; fewer leave a GPU idle.
@@ -117,7 +117,7 @@ def visible_keys(encoding: LayerEncoding, queries: Side, keys: Side, window: int
 def ranges_in(encoding: LayerEncoding, start: int, stop: int, window: int | None) -> list[range]:
     """Return ranges of indices with all keys visible to the queries from `start` to `stop` - 1."""
     ranges = encoding.ranges(start, stop)
-    return ranges if window is None else intersection(ranges, latest(window, start, stop))
+    return ranges if window is None else intersection(ranges, window_ranges(window, start, stop))
 
 
 def attention_weights(encoding: LayerEncoding, scores: Tensor, visible: Tensor, queries: Side) -> Tensor:

@@ -31,7 +31,7 @@ def test_a_tracker_gets_the_steps_of_train_csv_and_one_that_fails_loses_nothing_
     steps = [(first, [call.args[0].step for call in each.step.call_args_list]) for first, each in begun]
     assert steps == [(0, [2, 4]), (4, [6, 8])]
     assert all(each.end.called for _, each in begun), "a stopped run is closed too"
-    rows, (table,), _ = begun[1][1].results.call_args.args
+    rows, (table,), _ = begun[1][1].record_results.call_args.args
     assert [row.length for row in rows] == [16, 32] == sorted(table.lines[0].records)
     broken = Mock(step=Mock(side_effect=OSError("no route to the tracker")))
     monkeypatch.setitem(TRACKERS, "tensorboard", lambda *_: broken)
