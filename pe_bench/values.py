@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pe_bench.errors import UserError, require
 
-MAX_INTEGER = 2**63 - 1  # of PyTorch and NumPy
+MAX_INTEGER = 2**63 - 1  # the largest integer of PyTorch and NumPy
 SHOWN = 60  # characters of a wrong value
 
 

@@ -33,7 +33,7 @@ def print_runs(command: str, runs: Iterable[Path], failures: Iterable[str] = (),
 
 def plain(value: Any) -> Any:
     """Convert a value to plain data for JSON: records to their fields, NaN and infinities to words."""
-    if hasattr(value, "tolist"):  # of numpy
+    if hasattr(value, "tolist"):  # an array or a number of NumPy
         value = value.tolist()
     if isinstance(value, float) and math.isnan(value):
         return "NaN"

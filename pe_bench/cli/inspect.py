@@ -20,8 +20,9 @@ if TYPE_CHECKING:  # with torch, which a mistyped argument should not wait for
     from pe_bench.render.grid import Grid
 
 
-RUN_NAME = re.compile(r"-s\d+(-[0-9a-f]*)?\*?$")  # with its hash, a part of it, or none
-Results = dict["Property", "Finding"]  # of an encoding
+# The end of a run's name with its hash, a part of the hash, or none.
+RUN_NAME = re.compile(r"-s\d+(-[0-9a-f]*)?\*?$")
+Results = dict["Property", "Finding"]  # the findings of an encoding
 # In colour too, and not by colour alone.
 SIGNS = {"holds": "ok", "fails": "FAILS", "not claimed": "-"}
 

@@ -14,7 +14,7 @@ from pe_bench.system.terminal import say
 from pe_bench.values import unknown
 
 Record = Mapping[str, Any]
-MAX_LENGTHS = 3  # of a run, shown one by one
+MAX_LENGTHS = 3  # the most lengths of a run to show one by one
 ABOUT_STUDIES = (
     "minutes: an estimate for two cores, and of gpu for one GPU. Start one: pe-bench reproduce STUDY"
 )
@@ -23,8 +23,9 @@ ABOUT_STUDIES = (
 class Listing(NamedTuple):
     """The content of a list."""
 
-    records: Sequence[Record]  # for programs
-    columns: Mapping[str, Callable[[Record], Any]]  # for people: a column's text of a record
+    records: Sequence[Record]  # the records for programs
+    # The columns for people, each with a function that returns a record's text.
+    columns: Mapping[str, Callable[[Record], Any]]
     remarks: Sequence[str] = ()  # lines below the table
 
 

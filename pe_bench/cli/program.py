@@ -21,7 +21,7 @@ def main() -> None:
     # A closed stream, as after `>&-`, is None: its output is dropped.
     sys.stdout = sys.stdout or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     sys.stderr = sys.stderr or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
-    code = 1  # of a traceback
+    code = 1  # the exit code of a traceback
     # Registered first and so called last, when threads and children have ended: what is left is to take
     # PyTorch down, which takes a second and frees what the system frees anyway.
     atexit.register(lambda: _leave(code))

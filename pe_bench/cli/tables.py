@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pe_bench.commands.evaluate import Run
     from pe_bench.commands.sweep.show import SweepTable
 
-MAX_NAMES = 4  # of encodings, in a command to type
+MAX_NAMES = 4  # the most encodings to name in a command to type
 
 
 class Scored(NamedTuple):

@@ -246,7 +246,7 @@ class Prepared:
     others: Sequence[OtherEncoding]  # encodings under which its weights are scored too
     results_dir: Path
     judge: Path | None = None  # the run that chooses key targets
-    lengths: Sequence[int] = ()  # that the call named
+    lengths: Sequence[int] = ()  # the lengths that the call named
     # A Hugging Face model is loaded to be checked. Runs are not: many may be ready at once.
     loaded: Loaded | None = None
     waits: Callable[[str], None] | None = None  # called with a message if another process works on the run

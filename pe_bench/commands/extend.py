@@ -50,8 +50,9 @@ from pe_bench.values import check_type
 
 DEFAULT = ("yarn", "rope_ntk", "rope_pi")
 SEARCHED = "searched.json"
-SHARED_SECTIONS = ("encoding.", "model.", "data.", "tokenizer.", "train.")  # with the same keys in all runs
-SHARE_OF_RATE = 0.2  # of the first stage's learning rate
+# The beginnings of keys that all runs must share.
+SHARED_SECTIONS = ("encoding.", "model.", "data.", "tokenizer.", "train.")
+SHARE_OF_RATE = 0.2  # a share of the first stage's learning rate
 
 
 @dataclass(frozen=True)
@@ -207,10 +208,10 @@ class Stages:
     """Makes the jobs of a sweep for later stages of runs that differ only in their seeds."""
 
     runs: Sequence[Path]
-    config: Config  # of the first run
-    length: int  # of the windows, in tokens
-    request: Evaluation  # by which the unchanged runs are scored
-    overrides: Sequence[str]  # of the command, for all stages
+    config: Config  # the configuration of the first run
+    length: int  # the length of the windows, in tokens
+    request: Evaluation  # the request by which the unchanged runs are scored
+    overrides: Sequence[str]  # the overrides of the command, for all stages
 
     def further(self, requested: Sequence[Requested], tokens: int) -> list[Planned]:
         """Return jobs that go on from each run with each encoding."""

@@ -47,7 +47,7 @@ from pe_bench.training.trainer import Step, show_progress
 
 # Part of the identity of a trained folder: raised when the same settings give other weights than before.
 VERSION = 1
-BATCH_TOKENS = 16_384  # in a step, or one longer window
+BATCH_TOKENS = 16_384  # the tokens in a step, or one longer window
 # Chen et al. 2023 (arXiv:2306.15595) and Peng et al. 2023 (YaRN, arXiv:2309.00071) train Llama 7B further at
 # this rate, without weight decay, after 20 steps of warm-up; it is a fifth of a final rate of 1e-4.
 RATE, WARMUP_STEPS = 2e-5, 20
@@ -70,7 +70,7 @@ class Stage:
     other: OtherEncoding  # the scaling
     settings: Settings
     values: dict[str, Any]  # config.json of the result
-    facts: dict[str, Any]  # that decide the trained weights
+    facts: dict[str, Any]  # the facts that decide the trained weights
     target: Path  # the folder of the result
 
     @property

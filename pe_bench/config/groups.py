@@ -22,7 +22,7 @@ from pe_bench.errors import UserError, require
 from pe_bench.values import unknown
 
 GROUPS = ("encoding", "model", "data", "task", "tokenizer", "experiment", "modifier")
-DEFAULT_ENCODING = "rope"  # of train.yaml
+DEFAULT_ENCODING = "rope"  # the encoding in train.yaml
 MAY_BE_NONE = ("task", "experiment")
 OPTIONS_OF_GROUP = {"encoding": "encoding.", "modifier": "encoding.modifiers.", "task": "task."}
 ALSO = re.compile(r"\A# also: (.+)$", re.MULTILINE)

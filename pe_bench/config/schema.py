@@ -27,7 +27,7 @@ from pe_bench.values import (
 
 Precision = Literal["auto", "float32", "bfloat16"]
 Protocol = Literal["paired", "nonoverlapping", "sliding", "task"]
-Slice = Literal["all", "recall", "novel", "key"]  # of the targets
+Slice = Literal["all", "recall", "novel", "key"]  # the slices of the targets
 Half = Literal["both", "first", "second"]
 Controls = Literal["auto", "all", "none", "offset"]
 Threads = Literal["auto"] | Annotated[int, Range(1, 1_024)]
@@ -272,7 +272,7 @@ class Config:
     results_dir: str = "results"
     cache_dir: str | None = None
     tracker: Literal["tensorboard", "wandb", "mlflow"] | None = None
-    tag: str | None = None  # of the run's experiment; no part of the run's name
+    tag: str | None = None  # a label of the run's experiment; no part of the run's name
     checkpoint: CheckpointConfig | None = None  # no key: the section of runs that score a Hugging Face model
     search: tuple[Path, ...] = ()  # no key: the folders of --config-dir, with files of encodings
 

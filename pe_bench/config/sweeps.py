@@ -172,9 +172,9 @@ def _check_nodes(overrides: Sequence[str]) -> None:
 class Sweep:
     """The jobs of overrides with several values."""
 
-    keys: tuple[str, ...]  # with several values
+    keys: tuple[str, ...]  # the keys with several values
     jobs: int  # the number of combinations of values
-    configs: Iterator[Config]  # of combinations that have every value at least once
+    configs: Iterator[Config]  # the configurations of combinations that have every value at least once
     named: tuple[str, ...]  # the keys of all overrides
 
 

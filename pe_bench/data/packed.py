@@ -18,11 +18,11 @@ from pe_bench.data.tokenizer import Tokenizer
 from pe_bench.system.files import cache_root, cached_folder, key_of
 from pe_bench.system.terminal import say
 
-FORMAT = 1  # of the data's hash: raise it when the hash changes its meaning
-LAYOUT = 3  # of the files in the cache
+FORMAT = 1  # the version of the data's hash: raise it when the hash changes its meaning
+LAYOUT = 3  # the version of the layout of files in the cache
 TOKENIZER_FILE = "tokenizer.json"
 _described: set[Path] = set()  # folders of data with a note on cut documents, which is printed once
-BYTES_PER_TOKEN = 4  # of a subword tokenizer, for `data.max_tokens`; text is read before it is tokenised
+BYTES_PER_TOKEN = 4  # an estimate for subwords, for `data.max_tokens`; text is read before it is tokenised
 
 
 @dataclass(frozen=True)
@@ -56,8 +56,8 @@ class Data:
     end_of_text: int
     train: Split
     validation: Split
-    task: Task | None = None  # with examples in place of text
-    prompts: Prompts | None = None  # of a Hugging Face model, in place of text
+    task: Task | None = None  # a task, with examples in place of text
+    prompts: Prompts | None = None  # the prompts of a Hugging Face model, in place of text
 
     @property
     def vocab_size(self) -> int:

@@ -18,8 +18,8 @@ from pe_bench.data.tasks import Example
 from pe_bench.data.tokenizer import Tokenizer
 from pe_bench.errors import UserError
 
-FORMAT = 1  # of all prompts: raise it when they change for an equal seed
-STREAM = 0x7A5E  # of random numbers, different from those of tasks
+FORMAT = 1  # the version of all prompts: raise it when they change for an equal seed
+STREAM = 0x7A5E  # a stream of random numbers, different from the streams of tasks
 
 
 class Prompt(NamedTuple):
@@ -33,7 +33,7 @@ class Prompt(NamedTuple):
 class Prompts:
     """One kind of prompt with the tokenizer of a Hugging Face model."""
 
-    chance: ClassVar[float] = 0.0  # of a guess, to three digits
+    chance: ClassVar[float] = 0.0  # the accuracy of a guess, to three digits
 
     name: str
     tokenizer: Tokenizer
@@ -86,7 +86,7 @@ class Prompts:
         """Return the tokens of a prompt and its answers, with the number of each token's answer from 1 on."""
         question, answers = KINDS[self.name](rng, size)
         sizes = [len(question), *(1 + len(answer) for answer in answers)]
-        ends = np.cumsum(sizes)  # in bytes, because all text is ASCII
+        ends = np.cumsum(sizes)  # the ends in bytes, because all text is ASCII
         text = " ".join([question, *answers]).encode()
         [encoded] = self.tokenizer.encode_documents([text], with_ends=True)
         assert encoded.byte_ends is not None

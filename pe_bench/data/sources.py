@@ -19,7 +19,7 @@ from pe_bench.values import expand_user
 
 MAX_NAMED = 10  # unreadable files in one message
 NO_TEXT = "convert them, take them out of the folder, or say data.encoding=NAME, such as latin-1"
-ROWS = 256  # of Parquet that are in memory at once
+ROWS = 256  # the rows of Parquet that are in memory at once
 # Folders with tests, other people's packages, applications, copies and tables.
 LEFT_OUT = {
     *("test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__", "_bundled"),
@@ -33,7 +33,7 @@ GENERATED_PREFIXES = ("_sysconfigdata", "config-")
 class Document:
     """A text with its name."""
 
-    name: str  # for messages
+    name: str  # the name for messages
     text: bytes  # valid UTF-8
 
     @cached_property

@@ -12,10 +12,10 @@ import numpy as np
 from pe_bench.data.sources import Document, character_boundary
 from pe_bench.errors import require
 
-FEWEST_DOCUMENTS = 5  # of fewer documents, each is cut in two
+FEWEST_DOCUMENTS = 5  # if there are fewer documents, each is cut in two
 LEAST_PIECE = 16_384  # bytes of a piece of a document, so that long windows fit
 WINDOW_BYTES = 48
-MAX_SHARE = 0.3  # of a validation document's windows in the training text
+MAX_SHARE = 0.3  # the largest share of a validation document's windows that may be in the training text
 # Above this many training windows only every 2nd, 4th, ... is kept, so that memory and time stay small.
 KEPT_WINDOWS = 2_000_000
 CHUNK_BYTES = 1 << 20  # a long text is hashed in parts, at 8 bytes for each byte of text

@@ -144,7 +144,7 @@ def byte_ends(text: bytes, character_ends: np.ndarray) -> np.ndarray:
     The last end is the end of the text. Of several tokens of one character, the first has all its bytes.
     """
     values = np.frombuffer(text, np.uint8)
-    starts = np.flatnonzero(values & 0xC0 != 0x80)  # of characters in UTF-8
+    starts = np.flatnonzero(values & 0xC0 != 0x80)  # the first bytes of characters in UTF-8
     ends = np.append(starts, len(text))[character_ends]
     ends[-1:] = len(text)
     return np.maximum.accumulate(ends)

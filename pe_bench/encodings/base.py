@@ -41,7 +41,7 @@ Claim = Literal[
 ]
 
 # Types of numeric options, in addition to those of `values`; `check_type` refuses numbers outside the range.
-Base = Annotated[float, Range(1, is_open=True)]  # of a falling geometric series of frequencies
+Base = Annotated[float, Range(1, is_open=True)]  # the base of a falling geometric series of frequencies
 Factor = Annotated[float, Range(1)]
 
 # Weights also load into an encoding that `compatible_with` does not name, if neither has parameters. Such

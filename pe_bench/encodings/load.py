@@ -40,7 +40,7 @@ class Code(NamedTuple):
     path: Path
     sha256: str | None = None  # 16 characters; none for pe-bench's own
     files: tuple[Path, ...] = ()  # covered by the hash, `path` first; none for pe-bench's own
-    opened: tuple[str, ...] = ()  # of `files`, names in the folder that no import statement names
+    opened: tuple[str, ...] = ()  # names in the folder of the `files` that no import statement names
 
 
 class Loaded(NamedTuple):

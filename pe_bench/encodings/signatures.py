@@ -34,7 +34,7 @@ class Option(NamedTuple):
 
     name: str
     default: Any  # `MISSING` where it has none
-    meaning: str = ""  # from the docstring of its class or of the parent class
+    meaning: str = ""  # the meaning in the docstring of its class or of the parent class
     is_last: bool = False  # it comes after the options of subclasses
 
 

@@ -20,7 +20,7 @@ from pe_bench.values import check_type, shown, unknown
 class PartSpec:
     """One class with its options: an encoding without its modifiers, or a modifier."""
 
-    values: Mapping[str, Any]  # of the configuration: options, and the keys of NOT_OPTIONS
+    values: Mapping[str, Any]  # the values of the configuration: options, and the keys of NOT_OPTIONS
     search: tuple[Path, ...] = ()  # folders that may contain the file of the class
     key: str = "encoding"  # the key of the configuration that holds the values
 
@@ -157,7 +157,7 @@ class PartSpec:
 class EncodingSpec:
     """An encoding and its modifiers, as in a configuration."""
 
-    values: dict[str, Any]  # of the configuration: the encoding's keys, its modifiers among them
+    values: dict[str, Any]  # the values of the configuration: the encoding's keys, its modifiers among them
     search: tuple[Path, ...] = ()  # folders that may contain the file of a class
     key: str = "encoding"  # the key of the configuration that holds the values
 

@@ -122,7 +122,7 @@ class Caught(NamedTuple):
 
     queries: Tensor  # [B, H, T, K]
     mask: PassMask | None
-    factor: float  # of the logits, over 1 / sqrt(K)
+    factor: float  # the factor of the logits, relative to 1 / sqrt(K)
     softcap: float | None
     has_sinks: bool
 
@@ -133,7 +133,7 @@ class PassState:
 
     layers: Sequence[LayerEncoding] = ()  # the encoding of each layer
     ids: Tensor = field(default_factory=lambda: torch.empty(0))
-    window: int | None = None  # of all layers, in tokens
+    window: int | None = None  # the window of all layers, in tokens
     is_neutral: bool = False  # the model's own rotation is undone
     caught: dict[int, Caught] | None = (
         None  # if set, layers only store their arguments, and return the values

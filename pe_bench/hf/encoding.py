@@ -35,9 +35,9 @@ from pe_bench.hf.attention import Caught, PassState
 from pe_bench.hf.model import sees_all, trunk_of
 from pe_bench.hf.rotary import FREQUENCIES, TOLERANCE, RotaryCall, recorded, rotary_modules
 
-TOKENS = 48  # of a pass; fewer if a scaling depends on the length from a shorter text on
+TOKENS = 48  # the tokens of a pass; fewer if a scaling depends on the length from a shorter text on
 LATER = 7  # the first position of the third pass
-FACTOR = "attention_scaling"  # in the names of rotary modules' attributes
+FACTOR = "attention_scaling"  # a part of the names of rotary modules' attributes
 NEUTRAL = "pe_bench.encodings.nope:NoPE"
 ORIGINAL, LONGEST = "original_max_position_embeddings", "max_position_embeddings"  # keys of Parameters
 LONGER_TIMES = (2, 4)  # times a length of the configuration, at which rotations are compared
@@ -45,7 +45,8 @@ TRAINED_TIMES = 2  # training lengths: a layer that sees a whole text of this le
 DYNAMIC = "rope_dynamic_ntk"
 LAYOUTS: tuple[Layout, ...] = ("half", "interleaved")
 
-Parameters = Sequence[Mapping[str, Any]]  # of rotations, as transformers' configurations have them
+# The parameters of rotations, as transformers' configurations have them.
+Parameters = Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -53,8 +54,8 @@ class Rotation:
     """The rotation of a layer."""
 
     layout: Layout
-    frequencies: tuple[float, ...]  # of the first pairs of features
-    factor: float  # by which these features are multiplied
+    frequencies: tuple[float, ...]  # the frequencies of the first pairs of features
+    factor: float  # the factor by which these features are multiplied
     d_head: int
 
     @property
@@ -69,18 +70,18 @@ class Rotation:
         return turned
 
 
-UNKNOWN = Rotation("half", (), 0.0, 0)  # of a layer that no rotary module of the model explains
+UNKNOWN = Rotation("half", (), 0.0, 0)  # the rotation of a layer that no rotary module of the model explains
 
 
 @dataclass(frozen=True)
 class Answer:
     """The facts of a model's layers with attention."""
 
-    numbers: list[int]  # of these layers in the model
+    numbers: list[int]  # the numbers of these layers in the model
     rotations: list[Rotation | None]  # None for a layer without a rotation
     layers: list[Caught]
-    reads_positions: bool  # in another way than by a rotation
-    calls: list[RotaryCall]  # of the model's rotary modules
+    reads_positions: bool  # the model reads positions in another way than by a rotation
+    calls: list[RotaryCall]  # the calls of the model's rotary modules
 
 
 def attach(model: nn.Module) -> PassState:

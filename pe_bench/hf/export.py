@@ -50,7 +50,7 @@ EXPORTED = (
     "modifier sliding_window; smollm3, cohere2, and local_global of one rotation and nope"
 )
 NO_MODEL = f"no model of transformers has the encoding {{}}; these can be exported: {EXPORTED}"
-MAX_DIFFERENCE = 1e-4  # of logits, over the largest
+MAX_DIFFERENCE = 1e-4  # the largest difference of logits, relative to the largest logit
 COMPARED_TIMES = 2  # the training length
 WINDOW = "sliding_window"  # a key of transformers' configurations
 NORMS = {"attention.query_norm": "self_attn.q_norm", "attention.key_norm": "self_attn.k_norm"}

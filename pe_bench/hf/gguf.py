@@ -15,7 +15,7 @@ from pe_bench.hf.library import SAFE, quiet
 from pe_bench.system.files import cache_root, cached_digest, cached_folder, key_of
 
 SUFFIX = ".gguf"
-LAYOUT = 1  # of the folder in the cache
+LAYOUT = 1  # the version of the layout of the folder in the cache
 EXACT = ("F32",)  # types of tensors without rounding
 # Beginnings of names of tensors with a factor for each frequency, as in Llama 3.1 and Phi 3.
 FREQUENCY_FACTORS = ("rope_freqs", "rope_factors")
@@ -28,7 +28,7 @@ class Weights:
 
     file: Path
     rounding: str  # the types to which weights were rounded, the most frequent first
-    count: int  # of weights
+    count: int  # the number of weights
 
 
 def find_gguf(path: Path) -> Path | None:

@@ -23,9 +23,9 @@ from pe_bench.system.machine import is_out_of_memory
 
 FEEDFORWARD_TOKENS = 4_096
 # Allowed difference of an ending after a kept prefix from one of a whole text, over the largest feature.
-MAX_SHARED, MAX_SHARED_COARSE = 1e-4, 2e-2  # in float32, and in bfloat16
+MAX_SHARED, MAX_SHARED_COARSE = 1e-4, 2e-2  # the largest differences in float32, and in bfloat16
 MOST_OFFSET = 8  # rows of a table of positions before that of position 0: OPT has 2
-FEW_TOKENS = 8  # of a text that shows whether layers can be computed apart
+FEW_TOKENS = 8  # the length of a text that shows whether layers can be computed apart
 FEEDFORWARD_NAMES = ("mlp", "feed_forward", "ffn")
 
 
@@ -33,7 +33,7 @@ class CheckpointModel(LanguageModel):
     """A model of transformers whose layers use our attention, or their own."""
 
     state: PassState | None = None  # read by our attention; None for a model with its own attention
-    masks: Sequence[PassMask | None] = ()  # of each layer with attention
+    masks: Sequence[PassMask | None] = ()  # the mask of each layer with attention
     is_neutral: bool = True  # the model's own rotation is undone
     max_positions: int | None = None  # rows of its table of positions; None without a table
     without_attention: int = 0  # number of layers
@@ -52,7 +52,7 @@ class CheckpointModel(LanguageModel):
         self.begin = tuple(begin)
         self.takes_positions = "position_ids" in inspect.signature(self.trunk.forward).parameters
         self.vocab_size = model.get_input_embeddings().weight.shape[0]
-        self.fixed: dict[int, LayerEncoding] = {}  # by number, the layers that do not follow `encoding`
+        self.fixed: dict[int, LayerEncoding] = {}  # the layers that do not follow `encoding`, by their number
         self.eval()  # it is never trained here
 
     def with_encoding(self, encoding: Composition) -> Self:

@@ -37,8 +37,8 @@ SCALINGS = {
 }
 MIN_TOKENS = 64
 MAX_WINDOW = 4_096
-MAX_SCORES = 2**27  # of one layer, which transformers makes all at once
-MAX_DIFFERENCE = 1e-4  # of the largest logit
+MAX_SCORES = 2**27  # the most scores of one layer, which transformers makes all at once
+MAX_DIFFERENCE = 1e-4  # the largest difference, relative to the largest logit
 # Of the mean loss of a window in bfloat16, in which transformers' own ways of attention differ too.
 MAX_NATS = 0.02
 
@@ -87,7 +87,8 @@ class Opened:
     model: CheckpointModel
     encoding: dict[str, Any]  # values of a configuration
     size: ModelConfig
-    difference: float | None = None  # of logits from transformers' own, over the largest logit
+    # The difference of logits from transformers' own, relative to the largest logit.
+    difference: float | None = None
     answer: Answer | None = None  # the facts of its layers; None for a model with its own attention
     nats: float | None = None  # difference of a window's loss from transformers' own, in bfloat16
     unused_scaling: str = ""  # named in the configuration, and used by no layer

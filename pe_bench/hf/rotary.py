@@ -16,9 +16,10 @@ from torch import Tensor, nn
 
 from pe_bench.encodings.scalings.rope_scaling import Scaled
 
-FREQUENCIES = "inv_freq"  # in the names of rotary modules' buffers
-LONGEST_SO_FAR = "max_seq_len_cached"  # in attributes' names of rotary modules that depend on the length
-TOLERANCE = 1e-5  # of a frequency, which transformers computes in float32
+FREQUENCIES = "inv_freq"  # a part of the names of rotary modules' buffers
+# A part of the names of attributes of rotary modules that depend on the length.
+LONGEST_SO_FAR = "max_seq_len_cached"
+TOLERANCE = 1e-5  # the largest relative error of a frequency, which transformers computes in float32
 
 
 def rotary_modules(model: nn.Module) -> list[nn.Module]:

@@ -54,8 +54,9 @@ class Source:
     """The files of a Hugging Face model."""
 
     address: str  # hf:FOLDER with an absolute path, or hf:OWNER/NAME without a revision
-    folder: Path  # with its files; for a GGUF file, with the files that transformers makes from it
-    revision: str | None = None  # of the Hub
+    # The folder of the model's files; for a GGUF file, of the files that transformers makes from it.
+    folder: Path
+    revision: str | None = None  # the revision on the Hub
     gguf: Weights | None = None  # the weights of a GGUF file
 
     @property

@@ -33,7 +33,7 @@ from pe_bench.training.checkpoint import Checkpoint, Step
 from pe_bench.training.group import Group
 from pe_bench.training.optimizer import Optimizer, ParameterGroup, learning_rate
 
-EMBEDDING = "embed"  # in the names of parameters that do not decay
+EMBEDDING = "embed"  # a part of the names of parameters that do not decay
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Settings:
     train: TrainConfig  # length, batch and rates
     seed: int
     layers: int | None  # number of the last layers to train; None for the whole model
-    dtype: torch.dtype  # of matrix products
+    dtype: torch.dtype  # the type of matrix products
 
 
 def layers_of(model: CheckpointModel) -> Sequence[nn.Module]:

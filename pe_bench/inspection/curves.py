@@ -34,7 +34,7 @@ class Scores:
 
     scores: Tensor  # [H, T], NaN where the mask hides the key
     weights: Tensor  # [H, T]
-    meaning: str = "expected score"  # of the scores, on an axis
+    meaning: str = "expected score"  # the meaning of the scores, for the label of an axis
 
 
 def kinds(encoding: Composition, n_layers: int) -> list[tuple[int, ...]]:

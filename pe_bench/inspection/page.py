@@ -22,7 +22,7 @@ from pe_bench.system.terminal import PIPED_WIDTH, wrap
 
 MIN_LAST_COLUMN = 24  # columns that the last cell of a line needs; with fewer it goes below
 FORMULA = re.compile(r"^\$[^$]+\$(\n\n|\Z)", re.MULTILINE)  # a paragraph in LaTeX
-EXAMPLE_SIZE = 8  # of a task's example
+EXAMPLE_SIZE = 8  # the size of a task's example
 
 
 def page(subject: ResolvedEncoding, width: int = PIPED_WIDTH, *, has_formulas: bool = False) -> str:

@@ -21,8 +21,8 @@ from pe_bench.render.paper import DASHES, GREY, STROKES, mark_length, styles_of,
 REACH, MASK_REACH = 8, 4  # times the training length, for scores and for masks
 MAX_MASK = 2_048  # tokens
 WIDTH, ROW = 10.0, 2.7  # inches, of the page and of a row
-WIDTHS = {"curve": 4.4, "wavelengths": 2.4, "mask": 2.0}  # of the panels, against each other
-MIN_RANGE = 1.0  # of scores in a panel, so that small changes appear small
+WIDTHS = {"curve": 4.4, "wavelengths": 2.4, "mask": 2.0}  # the relative widths of the panels
+MIN_RANGE = 1.0  # the smallest range of scores in a panel, so that small changes appear small
 SHOWN_BELOW = 20.0  # what lies further below the largest score weighs less than e^-20
 NOTES = (
     "Scores: the mean over contents from N(0, 1) that the query and the key share, with biases, at the "
@@ -46,10 +46,10 @@ class Row:
     stroke: str
     train_length: int
     curves: np.ndarray  # expected scores of the heads, or products of inputs, by distance [.., T]
-    meaning: str  # of the curves, on an axis
+    meaning: str  # the meaning of the curves, for the label of an axis
     weights: np.ndarray | None = None  # mean attention by distance [T]; None for inputs
     wavelengths: Sequence[np.ndarray] = ()
-    mask: np.ndarray | None = None  # of visible keys; None if a query sees all keys before it
+    mask: np.ndarray | None = None  # the mask of visible keys; None if a query sees all keys before it
     is_untrained: bool = False  # parameters have their initial values
 
     @property

@@ -27,9 +27,9 @@ SHARED = ("model", "train", "eval", "seed", "precision", "threads", "device", "r
 class ResolvedEncoding:
     """An encoding in a model."""
 
-    name: str  # as the arguments have it
+    name: str  # the name in the arguments
     config: Config
-    examples: dict[str, Any] = field(default_factory=dict)  # of required options without a value
+    examples: dict[str, Any] = field(default_factory=dict)  # examples for required options without a value
     trained: "Composition | None" = None  # a trained model's encoding, in place of one with initial values
 
     @cached_property

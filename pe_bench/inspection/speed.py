@@ -35,7 +35,7 @@ from pe_bench.system.machine import PeakMemory, is_out_of_memory
 from pe_bench.system.signals import INTERRUPTIONS
 
 BYTES = 256
-REPEATS = 5  # of a pass, at least
+REPEATS = 5  # the least number of repeats of a pass
 MAX_REPEATS = 25
 SHORT = 0.5  # seconds, for which a pass is repeated, but at most `MAX_REPEATS` times
 
@@ -62,7 +62,7 @@ class Pass(Protocol):
     """A piece of work to be timed."""
 
     batch: int  # windows
-    path: str  # of attention
+    path: str  # the name of the attention path
 
     def __call__(self) -> object: ...
 
@@ -122,7 +122,7 @@ class Bench:
 
     facts: Mapping[str, Any]  # columns that all rows share
     device: torch.device
-    repeats: int | None = None  # of a pass; None: by its time
+    repeats: int | None = None  # the number of repeats of a pass; None: chosen by its time
     make: Callable[[Config, EncodingSpec, int, torch.device], Pass] = ScoringPass
 
     def rows(self, subjects: Sequence[ResolvedEncoding], lengths: Sequence[int]) -> Iterator[Row]:

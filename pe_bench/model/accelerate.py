@@ -184,7 +184,7 @@ class Projections(torch.autograd.Function):
         x, weight_D, normed, factor_N, *matrices = ctx.saved_tensors
         rows_ND = normed.flatten(0, -2)
         grad_rows_ND = None if grad_normed is None else grad_normed.reshape(rows_ND.shape)
-        grad_products_N = []  # of the products with a gradient
+        grad_products_N = []  # the gradients of the products that have one
         for matrix, grad_product in zip(matrices, grad_products, strict=True):
             if grad_product is None:
                 continue

@@ -31,11 +31,12 @@ class LanguageModel(nn.Module):
     encoding: Composition
     n_layers: int
     vocab_size: int
-    windows: Mapping[int, int] = {}  # of single layers, in tokens; other layers have the window of the pass
+    # The windows of single layers, in tokens; other layers have the window of the pass.
+    windows: Mapping[int, int] = {}
     # See `part`.
-    numbers: range  # of the layers that a pass computes
-    inputs: Iterator[Tensor] | None = None  # of the first of these layers
-    outputs: list[Tensor] | None = None  # of the last of these layers
+    numbers: range  # the numbers of the layers that a pass computes
+    inputs: Iterator[Tensor] | None = None  # the inputs of the first of these layers
+    outputs: list[Tensor] | None = None  # the outputs of the last of these layers
 
     @property
     def has_parts(self) -> bool:

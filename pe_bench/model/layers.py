@@ -17,8 +17,8 @@ from pe_bench.config.schema import ModelConfig
 from pe_bench.encodings.base import FULL_SEQUENCE_HOOKS, LayerEncoding
 from pe_bench.model.attention import attention
 
-EPSILON = 1e-5  # of every norm
-LOGIT_ELEMENTS = 2**24  # of the largest block of logits; in float32 they are 64 MB
+EPSILON = 1e-5  # the epsilon of every norm
+LOGIT_ELEMENTS = 2**24  # the elements of the largest block of logits; 64 MB in float32
 
 
 class RMSNorm(nn.RMSNorm):

@@ -35,7 +35,7 @@ PROCESSOR_FLAGS = ("-march=native", "-mcpu=native")
 # Features of a processor with AMX, and flags for a compiler that may not know the processor yet.
 TILES = {"amx_tile", "amx_bf16", "avx512f"}
 TILED_FLAGS = ("-mamx-tile", "-mamx-bf16")
-SECONDS = 120  # of a compiler
+SECONDS = 120  # the most seconds that a compiler may run
 # Facts that distinguish the processors of machines with one cache folder.
 KINDS = ("model name", "flags", "Features", "CPU part")
 

@@ -31,7 +31,8 @@ def rms_norm_backward(
     """Return the gradients of x, plus `also`, and of the weight, from the gradient of the output."""
     grad_x = torch.empty_like(x)
     chunks = -(-len(factor_N) // CHUNK)
-    grad_weight = x.new_empty(chunks, x.shape[-1])  # of each chunk of rows; the first row becomes their sum
+    # The gradient from each chunk of rows; the first row becomes their sum.
+    grad_weight = x.new_empty(chunks, x.shape[-1])
     _call("pe_bench_rms_norm_backward", x, grad_out, x, weight_D, factor_N, also, grad_x, grad_weight)
     return grad_x, grad_weight[0]
 

@@ -21,10 +21,10 @@ from pe_bench.system.terminal import width_of, wrap, write_out
 GAP = 2  # blanks between columns
 RULED = Box("    \n    \n -- \n" + 5 * "    \n", ascii=True)  # a rule below the headings
 MISSING = "-"
-Fact = str | int | float | None  # of a plain table
+Fact = str | int | float | None  # a value in a plain table
 MIN_FOLDED = 10  # terminal columns: the least width of a text that may be folded
 LONGEST_WHOLE = 24  # terminal columns: a word up to this width is not cut
-ASCII = {"·": "-", "…": "~", "≤": "<=", "±": "+-"}  # for a stream that takes ASCII only
+ASCII = {"·": "-", "…": "~", "≤": "<=", "±": "+-"}  # replacements for a stream that takes ASCII only
 LATEX_SIGNS = {
     "±": r"\pm",
     "inf": r"\infty",
@@ -61,7 +61,7 @@ class Grid:
 
     columns: Sequence[Column]
     rows: Sequence[Sequence[Cell]]
-    title: Sequence[str] = ()  # in parts
+    title: Sequence[str] = ()  # the parts of the title
     why: str = ""  # the reason for a second table
     notes: Sequence[str] = ()  # whole lines
     # The number of first columns that name a row. Rows with the same first column are a group. A grid too

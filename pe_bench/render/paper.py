@@ -28,9 +28,9 @@ STROKES = ("-", "--", ":")
 COMMON = ("rope", "alibi", "sinusoidal", "t5", "nope", "kerple_log", "learned")  # compared most often
 SALT = 178926  # chosen by trial, so that the labels in COMMON get different colours
 DASHES = (0, (4, 3))
-GREY = "0.35"  # of text and marks that are no data
-RULE = "#e5e5e5"  # of the grid
-MARGIN_BAND = "0.94"  # of changes within the margin
+GREY = "0.35"  # the colour of text and of marks that are no data
+RULE = "#e5e5e5"  # the colour of the grid
+MARGIN_BAND = "0.94"  # the colour of the band of changes within the margin
 
 WIDTH = 9.0  # inches, of the page
 LEFT = 0.75  # inches, left of the panels
@@ -46,7 +46,7 @@ SETTINGS: dict[Any, Any] = {
     "svg.fonttype": "none",
     "pdf.fonttype": 42,
 }
-DOTS_PER_INCH = 150  # of a PNG; for print there are PDF and SVG
+DOTS_PER_INCH = 150  # the resolution of a PNG; for print there are PDF and SVG
 # The page's variables for colours, which differ in its light and its dark theme.
 THEMED = {colour.lower(): f"var(--colour{number})" for number, colour in enumerate(COLOURS)}
 THEMED |= {

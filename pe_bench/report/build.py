@@ -68,7 +68,7 @@ class Report:
     others: int  # the number of tables that are not shown
     folder_of: Callable[[str], RunFolder]  # the folder of a run, by its name
     problems: tuple[str, ...] = ()  # runs left out, and unknown facts; also in the notes of the last table
-    probes: tuple[ProbeTable, ...] = ()  # of the same runs
+    probes: tuple[ProbeTable, ...] = ()  # the tables of probes of the same runs
 
 
 def read_report(

@@ -9,7 +9,8 @@ from pe_bench.report.records import NEAR, Line, Table, common_targets
 
 MAX_PLAIN = 1e6  # bits per byte
 UNLEARNED = "not learned"
-OTHER_TARGETS = "~"  # in place of a level, or after a number, of other targets than the levels beside it
+# Replaces a level, or follows a number, that belongs to other targets than the levels beside it.
+OTHER_TARGETS = "~"
 
 
 def number_text(value: float, sign: str = "") -> str:

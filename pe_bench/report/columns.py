@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     import pandas
 
 MAX_NOTES = 6  # below the short form on a terminal, with what its marks mean
-MIN_CAVEATS = 2  # of them, however much its marks need
+MIN_CAVEATS = 2  # the fewest caveats to show, however much space the marks need
 MAX_IN_PAPER = 5  # lengths of a table in LaTeX, unless more were named
-MIN_LENGTHS = 3  # that stay before a long name is folded
+MIN_LENGTHS = 3  # the number of lengths that stay before a long name is folded
 NAME = Column("encoding", is_left=True, least=16)
 WORKS_TO = Column("works to")
 SETTING_COLUMNS = (

@@ -31,11 +31,11 @@ class Point:
 
     x: float
     value: float
-    low: float = -inf  # of its band, infinite if unknown
+    low: float = -inf  # the lower end of the band, infinite if unknown
     high: float = inf
     scored_on: str = ""  # the hash of its targets
     uses_context: bool = False
-    seeds: int = 1  # of which the value is the mean
+    seeds: int = 1  # the number of seeds whose mean the value is
 
 
 @dataclass(frozen=True)

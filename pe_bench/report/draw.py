@@ -27,17 +27,18 @@ MAX_LOSSES = 200  # points of a run's training losses
 MAX_TICKS = 9  # on the y axis
 TICK_GAP, TICK_GAP_ON_PAGE = 26, 45  # points between two numbers; letters are larger in a narrow window
 NAME_GAP = 1.3 * paper.FONT  # points between the middles of two names
-NEAR_END = 0.9  # of the width: curves that end before it have no stroke to their names
+NEAR_END = 0.9  # a share of the width: curves that end before it have no stroke to their names
 MAX_NAME, MAX_NAME_ON_PAGE = 52, 19  # characters: a file, which may be wide, has room for a stage's name
-SIDES, ABOVE_CURVES = 0.03, 0.1  # of the axes: margins beside the curves, and above and below them
+SIDES, ABOVE_CURVES = 0.03, 0.1  # the margins of the axes beside the curves, and above and below them
 BROKEN = "#B3261E"
 LETTER = 0.29  # the width of a letter of a number, in gaps
 STEPS = (1, 2, 2.5, 5, 10)  # between the ticks of a linear axis
 LOG_STEPS = ((1, 1.5, 2, 3, 4, 5, 6, 8), (1, 2, 5))  # round numbers of a decade, the densest first
 
 Styles = Mapping[str, Style]
-Losses = Mapping[str, Sequence[tuple[int, float]]]  # of each run, by its steps; nats per token
-Keywords = dict[str, Any]  # of matplotlib's functions that draw
+# The losses of each run, as pairs of a step and nats per token.
+Losses = Mapping[str, Sequence[tuple[int, float]]]
+Keywords = dict[str, Any]  # keyword arguments for matplotlib's drawing functions
 
 
 def plot_tables(tables: Sequence[Table], path: Path, values: PlotValues = "levels") -> None:

@@ -33,7 +33,7 @@ from pe_bench.runs.rows import ALL, BY_RUN, Row, grouped, has_number, one_a_run
 QUICK_TOKENS = 20_480  # train.tokens of experiment=quick, whose scores mean nothing
 USUAL_TRAINING = {"train.optimizer": "muon", "train.encoding_lr": None}
 SOURCES = ("train.from", "train.beside", "train.source")  # keys that name a run, another for each seed
-MAX_NAMES = 4  # of lines in one note
+MAX_NAMES = 4  # the most lines to name in one note
 
 Groups = dict[TableKey, list[Row]]
 
@@ -47,11 +47,12 @@ class Selection:
     best: str | None = None  # a key, of which each encoding keeps its best value
     sort: str | None = None  # a length, or a key of `KEYS`
     baseline: str | None = None  # the label or the encoding of a line
-    margin: float | None = None  # in bits per byte; None for the margin of the runs
+    margin: float | None = None  # the margin for verdicts, in bits per byte; None for the margin of the runs
     slice: str = ALL  # the part of the targets that numbers are of
     numbers_only: bool = False  # without notes and the small table of recall
-    lengths: tuple[int, ...] = ()  # that are shown with the training length; all if empty
-    labels: frozenset[str] | None = None  # of the encodings that lines were scored with; all if None
+    lengths: tuple[int, ...] = ()  # the lengths to show with the training length; all lengths if empty
+    # The labels of the encodings that shown lines were scored with; all lines if None.
+    labels: frozenset[str] | None = None
 
     def shows(self, length: int, train_length: int, scored_with: str | None) -> bool:
         """Return whether a length of a line is shown; other lengths still serve as references.
@@ -99,7 +100,7 @@ def keep_best(rows: Sequence[Row], runs: ScoredRuns, key: str) -> tuple[list[Row
     Raises `UserError` where a run has no validation loss.
     """
     runs.require(rows, key, "--best")
-    compared: dict[tuple[Any, ...], dict[str, dict[int, Row]]] = {}  # by value and seed
+    compared: dict[tuple[Any, ...], dict[str, dict[int, Row]]] = {}  # the rows to compare, by value and seed
     for row in one_a_run(rows):
         setting = setting_without(row, runs, (key,))
         alike = (row.encoding, row.data_hash, row.tokenizer, setting, row.steps)
@@ -425,7 +426,7 @@ def explain_separation(
     values = {}
     for name in vars(tables[number]):
         values[name] = {getattr(key, name) for key in tables}
-    values["stride_rule"].discard("")  # of the other protocols
+    values["stride_rule"].discard("")  # the value of the other protocols
     differing = []
     for name, used in values.items():
         if name != "setting" and len(used) > 1:

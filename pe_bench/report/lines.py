@@ -58,9 +58,10 @@ from pe_bench.values import unknown
 class Source:
     """The rows of a table and their runs, from which its lines are made."""
 
-    rows: Sequence[Row]  # of the table's slice
-    unsliced: Sequence[Row]  # of the same runs on all targets, which show whether a model has learned
-    ranks: Mapping[str, Rank]  # of the sets of targets, by their hashes
+    rows: Sequence[Row]  # the rows on the table's slice
+    # The rows of the same runs on all targets, which show whether a model has learned.
+    unsliced: Sequence[Row]
+    ranks: Mapping[str, Rank]  # the ranks of the sets of targets, by their hashes
     runs: ScoredRuns
     margin: float
     train_length: int

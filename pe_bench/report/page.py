@@ -28,7 +28,7 @@ from pe_bench.system.terminal import one_line
 
 PACKAGE = "pe_bench.report"
 HINT = "a line opens for its 95 % intervals, controls and speed"
-MAX_NAMES = 4  # of encodings in the sentence with the result
+MAX_NAMES = 4  # the most encodings to name in the sentence with the result
 TALL = 12  # lines; a longer table scrolls under its headings
 
 

@@ -25,8 +25,8 @@ from pe_bench.runs.scores import Scores, load_scores, score_file
 from pe_bench.system.terminal import in_one_line
 
 ANSWER = 16  # targets of a window
-FINDS = 0.9  # of the answers are right
-NO_LIFT = 0.05  # of the answers: a smaller share that is right only because of the span is of no use
+FINDS = 0.9  # a model finds the span if this share of answers is right
+NO_LIFT = 0.05  # the span is of no use if a smaller share of answers is right only because of it
 Finding = Literal["finds", "partly", "chance", "unclear"]
 Read = Callable[[Row], Scores]
 Label = Callable[[Row], str]
@@ -41,8 +41,8 @@ class Found:
     accuracy: Interval  # the share of right answers
     lift: Interval  # the accuracy minus `without`
     without: float  # the accuracy with the span replaced
-    windows: int  # at each depth
-    documents: int  # of all windows
+    windows: int  # the number of windows at each depth
+    documents: int  # the number of documents of all windows
     verdict: Finding
 
 
@@ -218,7 +218,7 @@ def _joined(parts: Sequence[Scores]) -> Scores:
     correct = [part.correct for part in parts if part.correct is not None]
     if len(correct) < len(parts):
         raise RunError("its scores have no answers: delete its eval.csv and probe the run again")
-    places = []  # of each target's window in its document, 0 to 1
+    places = []  # the place of each target's window in its document, 0 to 1
     for part in parts:
         clusters = part.clusters
         before = clusters.rank // ANSWER * ANSWER

@@ -11,10 +11,11 @@ from pe_bench.report.statistics import MARGIN, Interval
 from pe_bench.runs.find import CHECKPOINT, TRIGRAM, is_checkpoint
 from pe_bench.runs.rows import ALL, HALF, PROBE, TASK, Row
 
-BEFORE_AN_OPTION = re.compile(r"\s+(?=[\w.]+=)")  # of a label, whose values may hold spaces
-PlotValues = Literal["levels", "change"]  # that pictures draw
+# The space before an option of a label, whose values may hold spaces.
+BEFORE_AN_OPTION = re.compile(r"\s+(?=[\w.]+=)")
+PlotValues = Literal["levels", "change"]  # the numbers that pictures draw
 NEAR = 1.25  # times a length that works: a length up to there needs no mention
-CHECKPOINTS = "checkpoints"  # in place of a model's name, of several
+CHECKPOINTS = "checkpoints"  # stands for the name of the model where there are several
 
 # Why weights count as not learned at their training length: they are surely worse than the trigram of the
 # same tokens (trigram), not even surely better than token frequencies (frequencies), or not sure to solve
@@ -26,9 +27,9 @@ Unlearned = Literal["", "trigram", "frequencies", "task"]
 class Measure:
     """The quantity of a table's levels."""
 
-    name: str  # in a heading
+    name: str  # the name in a heading
     unit: str  # on an axis
-    meaning: str  # in a title
+    meaning: str  # the words in a title
     higher_is_better: bool = False
 
 
@@ -46,13 +47,13 @@ EXACT = Measure(
 class Number:
     """A mean over seeds and documents with its 95 % interval, or the reason why there is none."""
 
-    mean: float | None = None  # in bits per byte, or of a task a share of examples
+    mean: float | None = None  # the mean in bits per byte; of a task, in shares of examples
     interval: Interval | None = None
     missing: str = ""  # why the mean or the interval is missing
     segments: int = 1  # into how many each document was cut for the interval
     of_models: Interval | None = None  # for only these models, not for other seeds; None for one seed
-    of_seeds: tuple[Interval, ...] = ()  # of each seed's model; empty for one seed
-    target_hash: str = ""  # of the set of targets
+    of_seeds: tuple[Interval, ...] = ()  # the interval for each seed's model; empty for one seed
+    target_hash: str = ""  # the hash of the set of targets
     targets: int = 0  # the size of the set
     # On a difference from a baseline: better, same, worse or unclear; empty without an interval.
     verdict: str = ""
@@ -76,8 +77,8 @@ class ContextUse:
 class Answers:
     """Shares of a task's examples and answers that are right at a length, from 0 to 1."""
 
-    exact: Interval  # of the examples without a wrong answer
-    accuracy: Interval  # of the answers
+    exact: Interval  # the share of examples without a wrong answer
+    accuracy: Interval  # the share of right answers
     chance: float  # the accuracy of guessing
 
 
@@ -97,7 +98,7 @@ class Record:
     verdict: str = ""  # undefined without a number, empty without an interval or below the training length
     verdict_of_models: str = ""  # for only these models, not for other seeds; empty for one seed
     verdicts_of_seeds: tuple[str, ...] = ()  # empty for one seed
-    target_hash: str = ""  # of the levels, as `targets` and `documents` are
+    target_hash: str = ""  # the hash of the levels' targets; `targets` and `documents` are of the same set
     targets: int = 0
     documents: int = 0
     stride: int | None = None
@@ -105,7 +106,7 @@ class Record:
     # The difference from the table's baseline; None in a table without one, and for the baseline itself.
     baseline: Number | None = None
     use: ContextUse | None = None  # None if no control was scored
-    answers: Answers | None = None  # of a task
+    answers: Answers | None = None  # the answers of a task
 
     @property
     def change(self) -> float | None:
@@ -202,11 +203,11 @@ class Line:
     tokens_per_second: float
     records: dict[int, Record]
     runs: tuple[str, ...]  # the names of all its runs
-    rows: Sequence[Row] = field(default=(), repr=False)  # of the levels
+    rows: Sequence[Row] = field(default=(), repr=False)  # the rows of the levels
     by: str = ""  # other values that tell the line from others, such as train.lr=0.003
     break_point: BreakPoint = BreakPoint()
     reads_nothing: bool = False  # surely no gain from a quarter to all of the training length
-    positions: tuple[Position, ...] = ()  # by rising context; empty if positions were not scored
+    positions: tuple[Position, ...] = ()  # in order of rising context; empty if positions were not scored
     forced: bool = False  # scored with an encoding that is not compatible with the trained one
     knows_length: bool = False  # the encoding is given the final length of each text
     unlearned: Unlearned = ""
@@ -386,9 +387,9 @@ class Table:
     caveats: tuple[str, ...] = ()  # sentences below the short form
     baseline: str = ""  # the label of the line that the others are compared with
     chosen: tuple[int, ...] = ()  # lengths that the user named: the short form shows them before all others
-    margin: float = MARGIN  # of the verdicts, in bits per byte
+    margin: float = MARGIN  # the margin for verdicts, in bits per byte
     anchors: tuple[Line, ...] = ()  # models that cost no training, neither ranked nor judged
-    share: float = 1.0  # of the targets that are in the slice
+    share: float = 1.0  # the share of the targets that are in the slice
     lacking: str = ""  # a note on the runs that do not know the slice
     recall: "Table | None" = None  # the same lines on the slice `recall`, if it was kept; None in a slice
 

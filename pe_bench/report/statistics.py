@@ -120,9 +120,9 @@ SKEW_WEIGHT = 3.5  # by simulation: covers 93 % over ten lognormal documents, an
 class Spread:
     """The sources of the width of an interval."""
 
-    variance: float  # of the mean difference
+    variance: float  # the variance of the mean difference
     seed_share: float  # the part of the variance that comes from seeds, 0 to 1
-    skewness: float  # of the documents' means
+    skewness: float  # the skewness of the documents' means
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from pe_bench.runs.folder import encoding_in
 from pe_bench.runs.rows import BY_RUN, Row, grouped, has_number
 from pe_bench.runs.typed import results_option
 
-MAX_LINES = 3  # that the short form names
+MAX_LINES = 3  # the most lines that the short form names
 
 
 def unclear_notes(table: Table, rows: Sequence[Row], runs: ScoredRuns) -> Iterator[Note]:

@@ -50,7 +50,8 @@ LEAST_TARGETS = 4_096
 SOLVED = 0.9
 NEAR_CHANCE = 0.05
 HELD, BROKEN = ("improves", "holds"), ("degrades", "fails")
-AS_CHANGES = {"solves": "holds", "partial": "degrades", "chance": "fails"}  # for the break point
+# The verdicts on a change that stand for those of a task, for the break point.
+AS_CHANGES = {"solves": "holds", "partial": "degrades", "chance": "fails"}
 
 
 # Number differences

@@ -222,8 +222,8 @@ class Condition:
     """A comparison of a column or key with values, such as `encoding=rope,alibi`."""
 
     key: str
-    sign: str  # of the comparison
-    values: tuple[str, ...]  # with `=`, a run needs one of these
+    sign: str  # the sign of the comparison
+    values: tuple[str, ...]  # the values to compare with; with `=`, a run needs one of these
 
     def __str__(self) -> str:
         return f"{self.key}{self.sign}{','.join(self.values)}"
@@ -309,8 +309,9 @@ OWN_FREQUENCIES = "own-frequencies"
 class StoredAnchors:
     """The rows of all anchors."""
 
-    rows: dict[tuple[object, ...], Row] = field(default_factory=dict)  # by anchor's name and `anchor_key`
-    folders: dict[str, RunFolder] = field(default_factory=dict)  # by the name of the folder
+    # Keys: the anchor's name and its `anchor_key`.
+    rows: dict[tuple[object, ...], Row] = field(default_factory=dict)
+    folders: dict[str, RunFolder] = field(default_factory=dict)  # keys: the name of the folder
 
 
 def anchor_key(row: Row, trained: Row | None = None) -> tuple[object, ...]:

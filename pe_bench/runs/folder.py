@@ -36,7 +36,7 @@ from pe_bench.values import check_type
 
 CONFIG_CHECKSUM = "# made by pe-bench; sha256 of what follows: "  # the first line, with a hash
 ERROR = "error.txt"
-FORMAT = 2  # of runs; runs of format 1 have other names and columns
+FORMAT = 2  # the version of the format of runs; runs of format 1 have other names and columns
 UNREADABLE = (RunError, OSError, ValueError)
 
 
@@ -243,7 +243,7 @@ class Gathered:
     """The rows of all readable runs, in a fixed order."""
 
     rows: list[Row]
-    problems: dict[str, str]  # by the name of an unreadable run
+    problems: dict[str, str]  # keys: the names of unreadable runs
 
 
 def gather(results_dir: Path) -> Gathered:
@@ -401,7 +401,7 @@ class RunState:
     steps: int | None = None  # done
     total: int | None = None  # steps of the whole training
     loss: float | None = None
-    lengths: tuple[int, ...] = ()  # that have a score
+    lengths: tuple[int, ...] = ()  # the lengths that have a score
     problem: str = ""  # why the run is unreadable
     tags: tuple[str, ...] = ()
 

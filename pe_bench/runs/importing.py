@@ -27,7 +27,7 @@ class Imported:
 
     copied: list[str] = field(default_factory=list)
     present: list[str] = field(default_factory=list)  # here before the import
-    refused: dict[str, str] = field(default_factory=dict)  # by name, with the reason
+    refused: dict[str, str] = field(default_factory=dict)  # keys: the names of the runs; values: the reasons
 
 
 def import_runs(folders: Iterable[str | Path], results_dir: Path) -> Imported:

@@ -36,20 +36,21 @@ class Job:
     config: Config
     folder: Path
     setting: str  # the hash of the whole configuration without encoding and seed
-    label: str  # of the trained encoding, in tables
+    label: str  # the label of the trained encoding, in tables
     scored_with: str  # the label of the encoding in `model`
     device: "torch.device"
-    dtype: "torch.dtype"  # of matrix products in training
+    dtype: "torch.dtype"  # the type of matrix products in training
     threads: int
     data: "Data"
     model: "LanguageModel"
-    first: "FirstStage | None" = None  # of its family; None if the run is the first stage
+    # The first stage of the run's family; None if the run is the first stage.
+    first: "FirstStage | None" = None
     source: Path | None = (
         None  # the parent from whose weights training starts; later these weights' checkpoint
     )
     kept: dict[str, Any] | None = None  # the facts of the parent for source.json
     missing: str = ""  # why the parent was not found
-    tokens_per_second: float = 0.0  # of its training
+    tokens_per_second: float = 0.0  # the pace of the run's training
     forced: bool = False  # `scored_with` is not compatible with the trained encoding
 
     @property

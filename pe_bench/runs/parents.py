@@ -29,7 +29,7 @@ class Source:
 
     run: Path
     config: Config
-    label: str  # in tables
+    label: str  # the label in tables
     setting: str
     first: FirstStage
     trained_as: str  # the name when it was trained; its folder may have been renamed

@@ -38,8 +38,8 @@ class Row:
     length: int
     protocol: str
     control: str
-    stride: int | None  # of the sliding protocol, at this length
-    stride_rule: str  # of the sliding protocol: half (the length), or the number that eval.stride gives
+    stride: int | None  # the stride of the sliding protocol, at this length
+    stride_rule: str  # how the stride was chosen: half (of the length), or the number in eval.stride
     status: str  # ok, undefined, out_of_memory, failed
     reason: str
     nll: float | None
@@ -47,7 +47,7 @@ class Row:
     bits_per_byte: float | None
     context_mean: float | None
     targets: int
-    target_tokens: int | None  # in a target block of the paired protocol
+    target_tokens: int | None  # the tokens in a target block of the paired protocol
     documents: int
     target_hash: str
     data: str
@@ -69,11 +69,12 @@ class Row:
     encoding_lr: float = 1.0  # the rate at which the encoding's parameters learned, over train.lr
     slice: str = "all"  # the part of the targets that the numbers are of; a run's own file has all targets
     judge: str = ""  # the run whose scores decided which targets are in the slice
-    slice_hash: str = ""  # of which targets are in the slice; equal hashes in one set, equal targets
+    slice_hash: str = ""  # the hash of the mask of the slice; in one set, equal hashes mean equal targets
     accuracy: float | None = None  # the share of right answers, where there are answers
     exact: float | None = None  # the share of a task's examples all of whose answers are right
     chance: float | None = None  # the accuracy of guessing
-    depth: float | None = None  # of a probe's span: 0 at the start of the window, 1 just before the cue
+    # The depth of a probe's span: 0 at the start of the window, 1 just before the cue.
+    depth: float | None = None
 
     @property
     def key(self) -> tuple[str, ...]:
@@ -102,8 +103,8 @@ class Row:
 Item = TypeVar("Item")
 Key = TypeVar("Key")
 TASK = "task"  # a protocol: the answers of examples, each of which is a document
-POSITIONS = "positions"  # in place of a protocol, in the rows of a position curve
-PROBE = "probe"  # in place of a protocol, in the rows of a probe
+POSITIONS = "positions"  # replaces the protocol in the rows of a position curve
+PROBE = "probe"  # replaces the protocol in the rows of a probe
 APART = (POSITIONS, PROBE)  # rows that no table of levels has
 HALF = "half"  # a stride rule
 ALL = "all"  # the slice of all targets
@@ -118,7 +119,8 @@ _VALUES_OF = attrgetter(*COLUMNS)
 # The types of each column: one, or two where a cell may be empty.
 _KINDS = {name: typing.get_args(kind) or (kind,) for name, kind in typing.get_type_hints(Row).items()}
 MAYBE_WHOLE = {name for name, kinds in _KINDS.items() if kinds == (int, type(None))}
-_IN_FILE_NAMES = {"protocol", "control", "target_hash", "score_dtype", "stride_rule"}  # of scores
+# Columns in the names of files of scores.
+_IN_FILE_NAMES = {"protocol", "control", "target_hash", "score_dtype", "stride_rule"}
 _LEAST = {"train_length": 1, "length": 1, "targets": 1}
 MAX_REMEMBERED = 2**14  # cells: many rows share most of theirs
 

@@ -24,13 +24,13 @@ from pe_bench.runs.rows import ALL, APART, TASK, Row, level_of, read_cell, read_
 from pe_bench.runs.untrusted import open_regular
 from pe_bench.system.files import write_atomically
 
-MIN_DOCUMENTS = 20  # for an interval over documents
+MIN_DOCUMENTS = 20  # the fewest documents for an interval over documents
 MIN_SEGMENT = 64  # targets
 KINDS = {"nll": np.float32, "document": np.int64, "bytes": np.int64}
 ANSWERS = {"correct": np.float32}  # a fourth tensor, if targets are answers
 MEANS = "means.safetensors"
 RECALL, NOVEL, KEY = "recall", "novel", "key"
-NO_BYTES = -1  # of a target whose text is unknown, because its tokenizer loses text
+NO_BYTES = -1  # the bytes of a target whose text is unknown, because its tokenizer loses text
 TEXT_SLICES = (RECALL, NOVEL)  # slices that follow from the text alone
 
 
@@ -78,9 +78,9 @@ class Clusters:
         """document: the number of each target's document. size: the bytes of each target."""
         # By document, in rising order: its number and its targets. By target: the index of its document.
         self.documents, self.group, self.counts = np.unique(document, return_inverse=True, return_counts=True)
-        self.sizes = np.bincount(self.group, weights=size)  # of the documents, bytes
+        self.sizes = np.bincount(self.group, weights=size)  # the bytes of each document
         self.names = self.documents  # a number for each cluster
-        self.index = self.group  # of each target's cluster
+        self.index = self.group  # the index of each target's cluster
         self.segments = 1
         if len(self.counts) < MIN_DOCUMENTS:
             wanted = math.ceil(MIN_DOCUMENTS / len(self.counts))
@@ -107,7 +107,8 @@ class Scores:
 
     nll: np.ndarray  # nats, float32 [targets]
     document: np.ndarray  # int64 [targets]
-    bytes: np.ndarray  # of the token in the text, int64 [targets]; 1 for an answer of a task; or `NO_BYTES`
+    # The bytes of the token in the text, int64 [targets]; 1 for an answer of a task; or `NO_BYTES`.
+    bytes: np.ndarray
     correct: np.ndarray | None = None  # 1 for a target of a right answer, float32 [targets]; None for text
 
     @cached_property
@@ -249,7 +250,7 @@ def has_whole_scores(run: Path, row: Row) -> bool:
 # Slices, and means by document
 
 
-Masks = Mapping[str, np.ndarray]  # by the name of a slice, bool [targets] in the order of the target set
+Masks = Mapping[str, np.ndarray]  # keys: the name of a slice; bool [targets] in the order of the target set
 
 
 def keep_slices(run: Path, masks: Mapping[str, Masks], judge: str = "") -> None:
@@ -274,14 +275,14 @@ def keep_slices(run: Path, masks: Mapping[str, Masks], judge: str = "") -> None:
 class Means:
     """The level of a row's scores in each cluster, from which a verdict follows."""
 
-    names: np.ndarray  # of the clusters, int64 [clusters]
+    names: np.ndarray  # the names of the clusters, int64 [clusters]
     bits: np.ndarray  # per byte, float64 [clusters]; nats per token if a tokenizer loses text
-    level: float  # of the row, in the same unit
-    segments: int  # of each document
+    level: float  # the level of the row, in the same unit
+    segments: int  # the number of segments of each document
     sizes: np.ndarray | None = (
         None  # bytes of each cluster, its weight, float64 [clusters]; None: equal weights
     )
-    targets: int = 0  # in the slice
+    targets: int = 0  # the number of targets in the slice
     slice_hash: str = ""
     judge: str = ""  # the run whose scores chose the slice's targets
 
@@ -323,7 +324,7 @@ def compute_means(scores: Scores, protocol: str, mask: np.ndarray | None = None)
 class KeptMeans:
     """The contents of a run's `means.safetensors`."""
 
-    means: Mapping[str, Means] = field(default_factory=dict)  # by the names of a score and a slice
+    means: Mapping[str, Means] = field(default_factory=dict)  # keys: the names of a score and a slice
     # By the hash of a target set and the name of a slice.
     slices: Masks = field(default_factory=dict)
     judges: Mapping[str, str] = field(
@@ -343,7 +344,7 @@ class KeptMeans:
 
         A row without a number gives a row of the slice without a number.
         """
-        shared: dict[str, dict[str, Any]] = {}  # by target set, the values in all its rows
+        shared: dict[str, dict[str, Any]] = {}  # for each target set, the values in all its rows
         for row in rows:
             means = self.means.get(f"{score_name(row)} {name}")
             if means is None or means.sizes is None or not means.targets:

@@ -41,13 +41,13 @@ from pe_bench.system.files import remove_leftovers
 from pe_bench.system.machine import today
 from pe_bench.system.terminal import say
 
-VERSION = 1  # of the models: raise it when their scores change
+VERSION = 1  # the version of the models: raise it when their scores change
 BATCH_TOKENS = 2**21
 MIN_MATCH = 3  # tokens
 MAX_MATCH = 32  # longer matches count as this
 MAX_COUNTED = 2**24  # training tokens; more would take longer than scoring does
 MAX_WEIGHED = 2**26  # pairs of tokens that are compared to learn the weights of copying
-NONE = -1  # in place of a token before the window
+NONE = -1  # replaces a token before the window
 
 Key = tuple[object, ...]
 # Called with the tokens of windows, int64 [windows, tokens], with the token after the last input, and an
@@ -111,7 +111,7 @@ def longest_matches(tokens: np.ndarray, first: int) -> tuple[np.ndarray, np.ndar
     """
     windows, size = tokens.shape
     compared = tokens[:, :-1]
-    matches = np.zeros((windows, size - 1), np.uint8)  # of the tokens that end with each place
+    matches = np.zeros((windows, size - 1), np.uint8)  # the number of equal tokens that end at each place
     copied = np.full((windows, size - first), NONE, np.int64)
     lengths = np.zeros((windows, size - first), np.int64)
     rows = np.arange(windows)

@@ -50,7 +50,7 @@ DEFAULT_DEPTHS, DEFAULT_WINDOWS = 5, 64
 # tokens on two cores.
 CHECKPOINT_WINDOWS = 8
 DEFAULT_TIMES = (1, 2, 4, 16)  # the training length
-MAX_SHIFT = 1 / 20  # of the body, between the depth that is wanted and a span that is unique
+MAX_SHIFT = 1 / 20  # the largest distance between the wanted depth and a unique span, as a share of the body
 REPLACED = "replaced"  # a control
 FIRST = 1  # a checkpoint's beginning of text stands in the place of token 0
 
@@ -102,7 +102,7 @@ def needle_plans(
 ) -> list[Plan]:
     """Return the plan with at most `count` needles at a depth, and its control."""
     split = data.validation
-    room = length + 1  # for the body, and after it the span that replaces another
+    room = length + 1  # room for the body, and after it the span that replaces another
     blocks = target_blocks(split, room, SPAN, count, seed, data.hash, half)
     windows = []
     for document, end in zip(blocks.document.tolist(), blocks.end.tolist(), strict=True):

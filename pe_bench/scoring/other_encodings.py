@@ -40,7 +40,7 @@ from pe_bench.values import shown
 
 BEFORE_AN_OPTION = re.compile(r"\s+(?=[\w.]+=)")  # a value may hold spaces
 AUTO, FIXED = "auto", "fixed"
-MAX_NUMBERS = 8  # of an option, that a label spells
+MAX_NUMBERS = 8  # the most numbers of an option that a label spells
 
 
 class Requested(NamedTuple):

@@ -23,7 +23,8 @@ from pe_bench.system.machine import cores_of, device_name, git_commit, today
 from pe_bench.system.terminal import Bars, say
 from pe_bench.system.version import own_version
 
-TRIED_AGAIN = ("out_of_memory", "failed")  # with more memory, or after the encoding's file was mended
+# Statuses that may change with more memory, or after the encoding's file was mended.
+TRIED_AGAIN = ("out_of_memory", "failed")
 # What a row takes from its plan, what is measured, and what it takes from its job.
 OF_PLAN = (
     *("length", "protocol", "control", "stride", "stride_rule", "context_mean", "targets", "target_tokens"),

@@ -70,7 +70,8 @@ class Scorer:
     split: Split
     evaluation: EvalConfig
     watch: ScoreWatcher = lambda plan, share: None
-    _from_start: dict[tuple[int, int], np.ndarray] = field(default_factory=dict)  # by document and start
+    # Keys: the document and the start.
+    _from_start: dict[tuple[int, int], np.ndarray] = field(default_factory=dict)
 
     def scores(self, plans: Sequence[Plan]) -> Iterator[tuple[Plan, Scored]]:
         """Yield each plan with its scores, in the order that needs the fewest passes."""

@@ -32,7 +32,7 @@ from pe_bench.runs.scores import KEY, NOVEL, RECALL, Masks, keep_slices, load_sc
 from pe_bench.scoring.protocols import Plan
 from pe_bench.scoring.targets import TargetBlocks, tokens_in_a_part
 
-MIN_BYTES = 8  # of an n-gram
+MIN_BYTES = 8  # the fewest bytes of an n-gram
 NONE = -1  # where there is no place
 MIN_GAIN = 2.0  # nats
 MAX_LOSS = 2.0  # nats

@@ -34,12 +34,12 @@ from pe_bench.scoring.scorer import Scorer
 from pe_bench.scoring.slices import text_slices
 from pe_bench.scoring.targets import TargetBlocks, target_blocks
 
-SECTIONS = ("model", "data", "tokenizer", "train")  # which a later stage takes over
+SECTIONS = ("model", "data", "tokenizer", "train")  # the sections that a later stage takes over
 # Each stage of training has its own.
 OF_STAGE = ("length", "steps", "tokens", "batch_tokens", "warmup_steps", "from", "beside", "source", "only")
 BLOCKS = 16
 ROUNDS = 40  # after the first guesses
-SPREAD = 0.15  # of the logarithm of a value, from one round to the next
+SPREAD = 0.15  # the spread of the logarithm of a value, from one round to the next
 
 
 def with_factor(requested: Requested, factor: float, search: Sequence[Path]) -> Requested:

@@ -35,7 +35,7 @@ class TargetBlocks:
     max_length: int
     target_tokens: int
     data_hash: str
-    half: Half = "both"  # of the documents, that they are chosen among
+    half: Half = "both"  # the half of the documents from which they are chosen
 
     def __len__(self) -> int:
         return len(self.end)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from pe_bench.system.terminal import say
 
-FIRST_SECONDS = 3.0  # of work, after which its pace is known
+FIRST_SECONDS = 3.0  # the seconds of work after which its pace is known
 WORTH_SAYING = 20.0  # seconds: shorter work needs no estimate
 
 # Called with the seconds of a piece of work and the number of its cores, 0 for a GPU. A listener can be
@@ -48,7 +48,7 @@ def count(number: int, noun: str) -> str:
 class Cost:
     """The cost of a command with several pieces of work, such as runs."""
 
-    text: Callable[[int], str]  # of a number of pieces, such as `6 runs`
+    text: Callable[[int], str]  # returns the text for a number of pieces, such as `6 runs`
     pieces: int = 1
     ended: int = 0  # pieces
     is_said: bool = False

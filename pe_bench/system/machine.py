@@ -34,7 +34,7 @@ from pe_bench.system.version import CHECKOUT, own_version
 CPUINFO = Path("/proc/cpuinfo")
 CONTAINER_QUOTA = Path("/sys/fs/cgroup/cpu.max")  # microseconds of processor time, and their period
 STAT = Path("/proc/stat")
-INTERVAL = 0.5  # least seconds between two measurements of the other processes
+INTERVAL = 0.5  # the least seconds between two measurements of the other processes
 # Of a core's counts in /proc/stat: user, nice, system, irq, softirq and steal, but not idle and iowait.
 BUSY = (0, 1, 2, 5, 6, 7)
 
@@ -139,7 +139,7 @@ def _cores() -> set[str]:
 
 _CLEAR_HIGHEST, _STATUS = Path("/proc/self/clear_refs"), Path("/proc/self/status")
 GLIBC = ctypes.CDLL("libc.so.6") if platform.libc_ver()[0] == "glibc" else None
-TRIM_THRESHOLD, MMAP_MAX = -1, -4  # of malloc.h
+TRIM_THRESHOLD, MMAP_MAX = -1, -4  # constants of malloc.h
 LESS_TO_TRAIN = "train.micro_batches=2, a smaller train.batch_tokens, or a smaller model"
 LESS_TO_SCORE = "--precision bfloat16, or shorter --lengths"
 
@@ -241,7 +241,7 @@ def multiplies_bfloat16(device: torch.device) -> bool:
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
     facts = processor_facts()
-    flags = f"{facts.get('flags', '')} {facts.get('Features', '')}".split()  # of x86, and of ARM
+    flags = f"{facts.get('flags', '')} {facts.get('Features', '')}".split()  # the flags of x86, and of ARM
     return not {"avx512_bf16", "amx_bf16", "bf16"}.isdisjoint(flags)
 
 

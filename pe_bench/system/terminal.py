@@ -101,7 +101,8 @@ def in_one_line(value: Any) -> Any:
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 PIPED_WIDTH = 100  # columns of output to a file or another program
-COMMAND = re.compile(r"pe-bench(?: [^\s;,`]+)+(?=[;`]|$)")  # in a sentence: up to its end or a semicolon
+# A command in a sentence: up to the end of the sentence or a semicolon.
+COMMAND = re.compile(r"pe-bench(?: [^\s;,`]+)+(?=[;`]|$)")
 NO_BREAK = "\u00a0"  # a blank at which no line is broken
 
 
@@ -169,7 +170,7 @@ def write_out(text: str, file: IO[str] | None = None) -> None:
 
 # Progress
 
-LINES_PER_RUN = 5  # of progress, without a terminal to redraw
+LINES_PER_RUN = 5  # the lines of progress that a run prints without a terminal to redraw
 BAR_CELLS = 10
 
 

@@ -31,7 +31,8 @@ from pe_bench.system import signals
 from pe_bench.system.signals import local_world_size, rank, world_size
 
 LOOPBACK = "127.0.0.1"
-END_SECONDS = 5.0  # for processes to end by themselves after a failure, and again after a signal
+# The seconds in which processes must end by themselves after a failure, and again after a signal.
+END_SECONDS = 5.0
 BEAT_SECONDS = 1.0
 SILENT_SECONDS = 3.0  # without a beat: the process is lost
 WAY_OUT = "and the others ended: the same command continues from the last checkpoint"
@@ -248,7 +249,7 @@ def _failure(error: Any, count: int) -> RunError | UserError:
         if error.signal_name:
             return LostProcessError(f"{who} died (killed by {error.signal_name}), {WAY_OUT}")
         return kind(f"{who} ended with exit code {error.exit_code}")
-    line = str(error).rstrip().splitlines()[-1]  # of its traceback
+    line = str(error).rstrip().splitlines()[-1]  # the last line of its traceback
     name, _, reason = line.partition(": ")
     for ours in (LostProcessError, UserError):
         if name == f"{ours.__module__}.{ours.__name__}":

@@ -42,9 +42,9 @@ class ParameterGroup:
     """Parameters with the settings of their steps."""
 
     weight_decay: float = 0.0
-    betas: tuple[float, float] | None = None  # of AdamW; None: Muon
+    betas: tuple[float, float] | None = None  # the betas of AdamW; None for Muon
     lr_multiple: float = 1.0
-    lr: float = 0.0  # of the next step
+    lr: float = 0.0  # the learning rate of the next step
     parameters: list[Parameter] = field(default_factory=list)
 
 

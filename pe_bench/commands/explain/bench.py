@@ -21,7 +21,7 @@ from pe_bench.scoring.protocols import Plan, paired_plan, scores_of
 from pe_bench.scoring.scorer import Scored, Scorer
 from pe_bench.scoring.targets import target_blocks
 
-FITTED_BLOCKS = 8  # of targets to fit on, in documents without a scored target
+FITTED_BLOCKS = 8  # the blocks of targets to fit on, in documents without a scored target
 TIMES = (2, 4)  # times the training length; the longest length is scored too
 
 
@@ -67,8 +67,9 @@ class Bench:
     """A trained model on its device, with the plans by which it is scored, changed and unchanged."""
 
     job: Job
-    plans: dict[int, Plan]  # by length
-    fitted_on: dict[int, Plan]  # by length, for the change `fitted`; empty if all documents are scored
+    plans: dict[int, Plan]  # the plan of each length
+    # The plan of each length for the change `fitted`; empty if all documents are scored.
+    fitted_on: dict[int, Plan]
     _subjects: dict[int, Subject] = field(default_factory=dict)
     _inputs: "Inputs | None" = None
 

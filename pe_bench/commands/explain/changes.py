@@ -55,14 +55,15 @@ class Subject:
     train_length: int
     length: int
     first: int = 0  # index of the first target's query
-    factors: Mapping[int, Tensor] = field(default_factory=dict)  # by layer: of each head's logits, fitted [H]
+    # For each layer, the fitted factors of its heads' logits [H].
+    factors: Mapping[int, Tensor] = field(default_factory=dict)
 
 
 class NewLayer(NamedTuple):
     """A changed layer: it has a new encoding, or its own encoding within a window."""
 
     encoding: LayerEncoding | None = None
-    window: int | None = None  # in tokens
+    window: int | None = None  # the window in tokens
 
 
 # Makes the layer of a number new, or returns the reason why the change has no meaning in the layer.
@@ -78,7 +79,8 @@ class Change:
     name: str
     words: str  # the change in a sentence, a noun
     make: Maker
-    make_input: InputMaker | None = None  # for a change that also acts on positions added to the input
+    # Makes the input, for a change that also acts on positions added to the input.
+    make_input: InputMaker | None = None
     in_single_layers: bool = True  # whether the change is tried in single layers
     in_all_layers: bool = True  # whether the change is tried in all layers together
     needs_softmax: bool = True
@@ -238,7 +240,7 @@ class Sharper(LayerEncoding):
 
     def factor(self, queries: Side) -> Tensor:
         """Return the factor, float32 [H, Q, 1] or [Q, 1]."""
-        count = (queries.index + 1).double()  # of the keys up to the query
+        count = (queries.index + 1).double()  # the number of keys up to the query
         if self.factors is None:
             growth = count.log() / math.log(self.train_length)
             return growth.clamp(min=1).float().unsqueeze(-1)

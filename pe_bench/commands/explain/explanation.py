@@ -40,7 +40,7 @@ class Explanation:
     effects: tuple[Effect, ...]
     sentence: str  # the cause, by the rule of `effects.py`
     measures: tuple[LayerMeasure, ...] = ()  # empty if no layer was measured
-    warning: str = ""  # that the model has learned too little; empty for a model that has learned
+    warning: str = ""  # a warning that the model has learned too little; empty for a model that has learned
 
     @property
     def unit(self) -> str:
@@ -197,7 +197,7 @@ def _number(value: float) -> str:
 
 def _missing_notes(missing: Sequence[Missing]) -> list[str]:
     """Return one note for all measures that are missing for the same reason in the same layers."""
-    layers: dict[str, dict[str, list[str]]] = {}  # by reason and name
+    layers: dict[str, dict[str, list[str]]] = {}  # the layers, by reason and name
     for reason, name, layer in missing:
         layers.setdefault(reason, {}).setdefault(name, []).append(layer)
     notes: list[str] = []

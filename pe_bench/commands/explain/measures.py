@@ -51,7 +51,7 @@ from pe_bench.model.attention.reference import logits, select_tokens
 from pe_bench.report.statistics import Interval, paired_interval
 
 FIRST_TOKENS = 4
-PAIRS = 32  # of random keys, for each query
+PAIRS = 32  # the number of pairs of random keys for each query
 SOFTMAX_NAMES = (
     *("entropy", "first token", "first four", "distance", "distance without first", "far mass"),
     *("logit range", "largest far"),
@@ -61,7 +61,8 @@ ORDER_KEPT = "order kept"
 BAND_TEXTS = tuple(band_text(low, high) for low, high in BANDS)
 BAND_NAMES = tuple(f"{kind} {band}" for kind, band in product(("energy", "logit"), BAND_TEXTS))
 NAMES = (*SOFTMAX_NAMES, ORDER_KEPT, *BAND_NAMES, *STATE_NAMES)
-TargetValues = dict[tuple[int, str], np.ndarray]  # by layer and name, float64 [targets]
+# Keys: the layer and the name of a measure; float64 [targets].
+TargetValues = dict[tuple[int, str], np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,8 @@ class LayerMeasure:
     layer: int
     length: int
     mean: float | None = None  # over targets and heads
-    change: Interval | None = None  # from the training length, query by query; None at the training length
+    # The change from the training length, query by query; None at the training length.
+    change: Interval | None = None
     reason: str = ""  # why there is no number
 
 

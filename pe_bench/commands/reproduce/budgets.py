@@ -39,9 +39,9 @@ class Budget:
     """An encoding after so many training tokens, in bits per byte; a number that was not scored is None."""
 
     encoding: str
-    tokens: int  # of training
+    tokens: int  # the tokens of training
     seeds: int
-    level: float  # at the training length
+    level: float  # the level at the training length
     near: Interval | None  # the change at `NEAR` times the training length
     far: Interval | None  # the change at `FAR` times the training length
     recall: Interval | None  # the change of the recall targets at `NEAR` times the training length
@@ -56,7 +56,7 @@ class Budget:
 def budgets_of(study: Study, scores: Measurements) -> list[Budget]:
     """Return the results of each encoding at each budget, encoding by encoding."""
     known: dict[tuple[str, int], Budget] = {}  # two budgets of a toy may be the same runs
-    order: dict[str, int] = {}  # of the encodings
+    order: dict[str, int] = {}  # the order of the encodings
     all_series: list[Series] = []
     for sweep in study.sweeps:
         all_series += [Series(encoding, sweep.name) for encoding in sweep.encodings]

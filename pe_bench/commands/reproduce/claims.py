@@ -40,11 +40,13 @@ from pe_bench.runs.folder import folders_in
 from pe_bench.runs.rows import ALL, BY_SEED, TASK, Row, grouped, has_number
 
 Outcome = Literal["contradicted", "holds", "unclear"]
-Judgement = tuple[Outcome, Number, int]  # with the number that was measured, and the length that decides
+# The outcome, the number that was measured, and the length that decides.
+Judgement = tuple[Outcome, Number, int]
 OPPOSITE: dict[Outcome, Outcome] = {"holds": "contradicted", "contradicted": "holds", "unclear": "unclear"}
 GAINS: dict[str, Outcome] = {"yes": "holds", "no": "contradicted", "unclear": "unclear"}
 OPPOSED = ("rises", "breaks", "early_tokens", "stays_in_window", "misses")  # hold if another kind does not
-OF_BREAKING = ("holds", "breaks", "breaks_first")  # with the lengths that encodings work to as evidence
+# Kinds of claims whose evidence is the lengths that encodings work to.
+OF_BREAKING = ("holds", "breaks", "breaks_first")
 BROKEN, HELD = ("degrades", "fails"), ("holds", "improves")
 UNLEARNED: dict[Unlearned, str] = {
     "frequencies": "not learned: at the training length no better than token frequencies",
@@ -59,7 +61,7 @@ UNSOLVED = "no encoding solves it at the training length: the training may be to
 class Series(NamedTuple):
     """An encoding of a sweep; each of its seeds has one run."""
 
-    label: str  # in tables; empty for the encoding that the sweep trained
+    label: str  # the label in tables; empty for the encoding that the sweep trained
     sweep: str = ""
 
     def __str__(self) -> str:
@@ -264,11 +266,12 @@ class Judged:
     """A claim with its outcome by our runs."""
 
     claim: Claim
-    length: int  # in the claim
+    length: int  # the length in the claim
     outcome: Outcome
     measured: Number  # its `missing` is the reason for no interval, or why the interval decides nothing
     decided_at: int  # the length of `measured`
-    works_to: Mapping[str, BreakPoint] = field(default_factory=dict)  # by encoding, for claims about breaking
+    # The break point of each encoding, for claims about breaking.
+    works_to: Mapping[str, BreakPoint] = field(default_factory=dict)
 
     def __str__(self) -> str:
         """Return the claim as a sentence."""

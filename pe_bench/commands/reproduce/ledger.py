@@ -48,7 +48,7 @@ class Answer:
     study: str
     sweep: str
     model: str  # the name of a model size, or of a Hugging Face model
-    tokens: int  # of training; 0 if unknown
+    tokens: int  # the tokens of training; 0 if unknown
     length: int
     judged: Judged | None  # None for a sweep without any stored score
 

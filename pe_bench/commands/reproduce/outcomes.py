@@ -21,7 +21,8 @@ from pe_bench.report.records import label_of
 from pe_bench.runs.rows import Row, grouped, has_number, level_of
 from pe_bench.system.files import write_text
 
-TOLERANCE = 0.02  # of a level: machines round in other orders, and a thousand steps magnify it
+# The allowed difference of a level: machines round in other orders, and a thousand steps magnify it.
+TOLERANCE = 0.02
 ORDER: tuple[Outcome, ...] = ("contradicted", "holds", "unclear")
 INDENT = max(map(len, ORDER)) + 2
 # The columns that must be equal for two levels to be compared, and the words for other values.

@@ -52,8 +52,8 @@ class Claim:
     of: str = ""  # an encoding, named as in tables; by default the only one of a sweep, as it was trained
     at: float = 1.0  # the length over the training length
     than: str = ""  # the encoding that `of` is compared with, by default the same
-    sweep: str = ""  # of the encoding `of`, if the study has several sweeps
-    than_sweep: str = ""  # of the encoding `than`
+    sweep: str = ""  # the sweep of the encoding `of`, if the study has several sweeps
+    than_sweep: str = ""  # the sweep of the encoding `than`
     protocol: Protocol = "paired"
     since: float = 1.0  # the length from which a change is measured, over the training length
     low: float | None = None  # the lower bound of a change, in bits per byte; None for no bound
@@ -83,12 +83,13 @@ class LedgerClaim(Claim):
     """A claim of a paper, or a prediction."""
 
     source: str = ""
-    study: str = ""  # that tests the claim; if empty, all studies with the claim's encodings test it
+    # The study that tests the claim; if empty, all studies with the claim's encodings test it.
+    study: str = ""
     also: dict[str, str] = field(default_factory=dict)  # other studies that test it, and their sweeps
     # Of a claim of the kind `MEASURED`: the outcome, and the measurement with its place.
     outcome: Literal["", "holds", "contradicted", "unclear", "not run"] = ""
     evidence: str = ""
-    rule: str = ""  # of a prediction, a key of its file's `rules`; empty for a claim of a paper
+    rule: str = ""  # the rule of a prediction, a key of its file's `rules`; empty for a claim of a paper
 
     @property
     def origin(self) -> str:
@@ -111,8 +112,8 @@ class Paper:
     title: str
     link: str
     claims: tuple[LedgerClaim, ...]
-    rules: dict[str, str] = field(default_factory=dict)  # from which predictions follow
-    name: str = ""  # of the file
+    rules: dict[str, str] = field(default_factory=dict)  # the rules from which predictions follow
+    name: str = ""  # the name of the file
 
 
 @cache

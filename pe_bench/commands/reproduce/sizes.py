@@ -34,7 +34,7 @@ class Size:
     """An encoding in a sweep: one model size after its training tokens."""
 
     sweep: str
-    parameters: int  # of the model with this encoding
+    parameters: int  # the parameters of the model with this encoding
     is_own: bool  # the sweep has training tokens for its own size, not the study's tokens
     budget: Budget
     far: Interval | None  # the change at `FAR` times the training length, in bits per byte; None if unscored

@@ -34,10 +34,10 @@ class Sweep:
 
     encodings: list[str]
     name: str = ""
-    tokens: int = 0  # that each run trains on; 0 for the tokens of the study
+    tokens: int = 0  # the tokens that each run trains on; 0 for the tokens of the study
     seeds: int = 0  # 0 for the seeds of the study
     times: float = 1.0  # the training length over that of the study
-    task: str = ""  # in place of text
+    task: str = ""  # a task in place of text
     overrides: list[str] = field(default_factory=list)  # after the overrides of the study
     after: str = ""  # an earlier sweep of one encoding, whose runs are trained further (`train.from`)
     beside: str = ""  # an earlier sweep of one encoding, with whose runs these are compared (`train.beside`)
@@ -81,15 +81,17 @@ class Study:
     times: list[float]  # lengths that are scored, over `length`
     claims: tuple[Claim, ...] = ()
     seeds: int = 3
-    length: int = 128  # of training; of a Hugging Face model, the length from which changes are measured
+    # The training length; of a Hugging Face model, the length from which changes are measured.
+    length: int = 128
     tokens: int = 1_024_000
-    overrides: list[str] = field(default_factory=list)  # of every run
-    quick_overrides: list[str] = field(default_factory=list)  # of the toy size, after all others
+    overrides: list[str] = field(default_factory=list)  # the overrides of every run
+    # The overrides of the toy size, after all others.
+    quick_overrides: list[str] = field(default_factory=list)
     scorings: tuple[ScoringStep, ...] = ()
     # With a table and a picture by training tokens or by parameters of the model.
     over: Literal["", "tokens", "parameters"] = ""
     explains: bool = False
-    name: str = ""  # of the file
+    name: str = ""  # the name of the file
     path: Path = Path()
     size: str = "full"  # or quick for a toy
     text: str = STDLIB  # or a folder with text files
@@ -251,4 +253,5 @@ class Step:
 
     sweep: str
     runs: tuple[str, ...]  # the names of the runs
-    keys: Set[tuple[str, ...]]  # of the rows of this step; a run that several studies share has more rows
+    # The keys of the rows of this step; a run that several studies share has more rows.
+    keys: Set[tuple[str, ...]]

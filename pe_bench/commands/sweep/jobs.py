@@ -35,8 +35,9 @@ RUNNING, DONE, SKIPPED, FAILED, STOPPED = "running", "done", "skipped", "failed"
 WRITE_SECONDS = 0.25  # between two changes of a job's file
 POLL_SECONDS = 0.2  # between two checks for the files that ask to stop
 ALIVE_SECONDS = 1.0  # between two checks that the process that launched a worker is alive
-PREEMPTED_SECONDS = 600  # that Slurm may wait before it kills a job that it has asked to end
-SAVE_SECONDS = 60  # that a job has to finish its step and save, before a scheduler's own end of it
+PREEMPTED_SECONDS = 600  # the seconds that Slurm may wait before it kills a job that it has asked to end
+# The seconds that a job has to finish its step and save, before a scheduler's own end of it.
+SAVE_SECONDS = 60
 
 
 @dataclass(frozen=True)
@@ -49,13 +50,13 @@ class JobState:
     run: str | None = None  # its folder, once it is known
     text: str = ""  # its progress; at the end, why it failed or stopped
     has_worked: bool = False  # it trained or scored itself
-    share: float = 0.0  # of its training or its scoring
+    share: float = 0.0  # the finished share of its training or its scoring
     seconds: float = 0.0  # duration
     expected: float = 0.0  # seconds that it takes, by its first work; 0 if unknown
-    cores: int = 0  # in use; 0 for a GPU
-    margin: float = 0.0  # bits per byte, for the table at the end of the sweep
-    target_hashes: Sequence[str] = ()  # of the scored target sets, for this table
-    keys: Sequence[Sequence[str]] = ()  # of its scored rows
+    cores: int = 0  # the cores in use; 0 for a GPU
+    margin: float = 0.0  # the margin for verdicts in bits per byte, for the table at the end of the sweep
+    target_hashes: Sequence[str] = ()  # the hashes of the scored target sets, for this table
+    keys: Sequence[Sequence[str]] = ()  # the keys of its scored rows
 
     @property
     def is_at_work(self) -> bool:

@@ -113,7 +113,7 @@ class SweepTable:
     """Jobs whose runs fit in one table."""
 
     runs: Sequence[Path]
-    target_hashes: Sequence[str]  # of sets; empty: all that the runs were scored on
+    target_hashes: Sequence[str]  # the hashes of target sets; empty for all sets that the runs were scored on
     margin: float | None  # None: the margin of the runs
 
 
@@ -122,8 +122,8 @@ class Summary:
     """The end of a sweep."""
 
     sweep: Sweep
-    states: Sequence[JobState]  # of the jobs that began, in their order
-    problem: str = ""  # that ended the launcher
+    states: Sequence[JobState]  # the states of the jobs that began, in their order
+    problem: str = ""  # the problem that ended the launcher
 
     @property
     def tables(self) -> list[SweepTable]:

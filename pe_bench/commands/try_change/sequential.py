@@ -40,7 +40,7 @@ Floats = Any  # a float, or an array with one for each of many tries
 UNKNOWN = (-math.inf, math.inf)  # bounds
 
 ALPHA = 0.05
-DECAY = 1.6  # of the shares of tries
+DECAY = 1.6  # the decay of the shares of tries
 # The numbers of seeds after which a try is looked at.
 LOOKS = (3, 5, 8, 13, 21, 34, 55, 89, 144, 233, 377, 610, 987)
 FIRST_LOOK = LOOKS[0]
@@ -58,7 +58,7 @@ USUAL = 0.01  # the spread of the true differences of changes, in bits per byte,
 class Prior:
     """The spread between seeds that is expected before any seed."""
 
-    deviation: float  # of one seed's difference, in bits per byte
+    deviation: float  # the standard deviation of one seed's difference, in bits per byte
     freedom: float  # the degrees of freedom of the deviation
 
 
@@ -145,7 +145,7 @@ class Look:
     """The differences after some seeds of a try, and the answer that they give."""
 
     seeds: int
-    number: Floats  # of the try against its baseline, from 1
+    number: Floats  # the number of the try against its baseline, from 1
     at_training: Difference
     at_longest: Difference
     margin: float
@@ -269,7 +269,7 @@ class _Future:
     true_mean: np.ndarray
     true_variance: np.ndarray
     seeds: int
-    total: np.ndarray  # of the differences of all seeds so far
+    total: np.ndarray  # the sum of the differences of all seeds so far
     own_variance: np.ndarray
     prior: Prior
     random: np.random.Generator

@@ -32,9 +32,9 @@ from pe_bench.system.terminal import say
 from pe_bench.system.version import own_version
 from pe_bench.values import listed, parse_lengths
 
-TOKENS = 256_000  # that each run trains on
+TOKENS = 256_000  # the tokens that each run trains on
 LENGTHS = (128, 512, 2048)
-FOLDER = "tries"  # of the runs, in the folder of results: they are no results to report
+FOLDER = "tries"  # the folder of the runs, in the folder of results: they are no results to report
 FILE = "tries.json"
 # Tries and what confirms them share no seed and no document.
 FIRST_SEED = {"try": 0, "confirm": 1_000}
@@ -91,13 +91,13 @@ class Outcome:
 
     tried: Try
     look: Look
-    works_to: tuple[BreakPoint, BreakPoint]  # of the change and of the baseline
+    works_to: tuple[BreakPoint, BreakPoint]  # the break points of the change and of the baseline
     time_ratio: float  # the time of a training step over the baseline's
-    parameters: int  # of the change minus the baseline's
-    seconds: float  # that a seed of both takes
+    parameters: int  # the parameters of the change minus the baseline's
+    seconds: float  # the seconds that a seed of both takes
     earlier: Try | None  # the try that a confirmation confirms, if there was one
     unlearned: tuple[str, ...] = ()  # the labels of encodings that have learned nothing and are not judged
-    unit: str = BITS.name  # of the differences
+    unit: str = BITS.name  # the unit of the differences
 
     @property
     def answer(self) -> Answer:

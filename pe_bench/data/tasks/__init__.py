@@ -14,8 +14,8 @@ from pe_bench.config.groups import names_in
 from pe_bench.errors import require
 from pe_bench.values import AtLeast2, check_type, unknown
 
-FORMAT = 1  # of all examples: raise it when they change for an equal seed
-STREAMS = {"training": 0x7A5C, "validation": 0x7A5D}  # of random numbers, one for each side
+FORMAT = 1  # the version of all examples: raise it when they change for an equal seed
+STREAMS = {"training": 0x7A5C, "validation": 0x7A5D}  # streams of random numbers, one for each side
 BEGIN, SEPARATOR, END, PADDING = "<begin>", "<sep>", "<end>", "<pad>"
 
 

@@ -52,7 +52,7 @@ class MultiQueryRecall(Task):
     def example(self, rng: np.random.Generator, size: int) -> Example:
         keys = rng.permutation(self.symbols)[:size]
         values = self.symbols + rng.integers(self.symbols, size=size)
-        places = (self.spread - 2) * size // 2  # for a query and its value
+        places = (self.spread - 2) * size // 2  # places for a query and its value
         weights = np.arange(1, places + 1) ** (POWER - 1)
         chosen = rng.choice(places, size=size, replace=False, p=weights / weights.sum())
         blank, begin = self.ids(BLANK, BEGIN)

@@ -98,7 +98,7 @@ class LocalGlobal(PositionalEncoding):
         if local_layers is not None and local_layers.overrides("attend"):
             message = "limit softmax attention, which layers of encoding.local lack: set both to null"
             require(not masks, f"encoding.window and encoding.chunk {message}")
-        self.holders = nn.ModuleList(parts.values())  # of the parameters
+        self.holders = nn.ModuleList(parts.values())  # the modules that hold the parameters
         self._layers: list[LayerEncoding] = []
         for number, is_global in enumerate(are_global):
             layer = parts[is_global].layer(are_global[:number].count(is_global))

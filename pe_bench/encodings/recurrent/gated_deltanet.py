@@ -34,7 +34,7 @@ from pe_bench.encodings.initial import log_uniform_steps, random_matrix
 from pe_bench.encodings.recurrent.delta_rule import DeltaRule, Gate
 from pe_bench.encodings.recurrent.recurrence import in_heads
 
-LARGEST_RATE = 16.0  # of the decay, at first
+LARGEST_RATE = 16.0  # the largest rate of the decay, at first
 SMALLEST_RATE = 1e-3
 
 

@@ -27,7 +27,8 @@ from pe_bench.encodings.base import Base, LayerEncoding, LengthError, Positive, 
 from pe_bench.encodings.rotary.rope import Layout, join_pairs, rope_frequencies, rotate
 
 GAMMA = 0.4
-MAX_FEATURE = 1_000.0  # of a query or key, left as room below the largest number of its type
+# The largest feature of a query or key, for which room is left below the largest number of its type.
+MAX_FEATURE = 1_000.0
 
 
 class XPos(LayerEncoding):

@@ -23,7 +23,7 @@ from pe_bench.encodings.base import AtLeast2, Factor, LayerEncoding, Side, preci
 from pe_bench.encodings.rotary.rope import RoPE, Rotary, rope_frequencies, rotate
 from pe_bench.errors import require
 
-ROUNDING = 1e-12  # of float64
+ROUNDING = 1e-12  # the rounding error of float64
 
 
 class Scaled(NamedTuple):

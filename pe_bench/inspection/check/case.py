@@ -88,7 +88,7 @@ class Case:
 
     name: str
     spec: EncodingSpec
-    examples: Mapping[str, Any] = field(default_factory=dict)  # of options that have no default
+    examples: Mapping[str, Any] = field(default_factory=dict)  # examples for options that have no default
     sizes: ModelConfig = MODEL
     vocabulary: Sequence[str] = VOCABULARY  # the text of every token
 

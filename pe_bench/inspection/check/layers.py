@@ -297,8 +297,9 @@ def far_errors(case: Case) -> list[float]:
 
 FAR = 4_096  # bfloat16 counts to 256
 LONG = 65_536  # tokens
-LONG_ERROR = 3e-4  # of logits in float32 against float64 at that length; an angle in float32 is off by 0.004
-LONG_OUTPUT = 1e-2  # of outputs, which a softmax of large logits makes less exact
+# The largest error of logits in float32 at that length; an angle in float32 is off by 0.004.
+LONG_ERROR = 3e-4
+LONG_OUTPUT = 1e-2  # the largest error of outputs, which a softmax of large logits makes less exact
 
 
 @torch.no_grad()

@@ -24,7 +24,7 @@ class AttentionPath(NamedTuple):
     """A way to compute attention, by the name that `pe-bench speed` shows."""
 
     name: str
-    run: Callable[..., Tensor]  # with the arguments of `attention`
+    run: Callable[..., Tensor]  # a function with the arguments of `attention`
 
 
 REFERENCE = AttentionPath("reference", softmax_attention)

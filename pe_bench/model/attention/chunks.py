@@ -23,7 +23,7 @@ from pe_bench.model.attention.reference import (
 )
 
 CHUNK_QUERIES = 256
-CHUNK_ELEMENTS = 2**21  # of a bias or of near scores [B, H, Q, N]; a chunk with more has fewer queries
+CHUNK_ELEMENTS = 2**21  # the most elements of a bias or of near scores [B, H, Q, N] in a chunk
 
 
 def fused_chunk_attention(

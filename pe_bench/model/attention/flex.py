@@ -31,7 +31,7 @@ from pe_bench.native.inductor import compiled
 # Called with a score and the indices of its batch, head, query and key; returns the new score.
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 
-MIN_WIDTH = 16  # of the matrices that the kernels multiply
+MIN_WIDTH = 16  # the smallest width of the matrices that the kernels multiply
 # Pipeline stages of a kernel that reads a bias by distance. It holds a block of biases for each stage, and
 # more stages would need more shared memory than an H100 has.
 STAGES_WITH_A_TABLE = 2
@@ -202,7 +202,7 @@ def mask_of_tiles(encoding: LayerEncoding, queries: Side, keys: Side, window: in
     # Tile 0 hides everything, tile 1 nothing.
     hidden = torch.zeros(BLOCK, BLOCK, dtype=torch.bool, device=device)
     tiles = [torch.stack([hidden, ~hidden])]
-    count = torch.ones((), dtype=torch.long, device=device)  # of tiles so far, less one
+    count = torch.ones((), dtype=torch.long, device=device)  # the number of tiles so far, less one
     chunk = BLOCK * max(1, CHUNK_ELEMENTS // (BLOCK * tokens))
     for start in range(0, tokens, chunk):
         stop = min(start + chunk, tokens)

@@ -199,7 +199,7 @@ def _backward(
     if table is not None:
         table = table.contiguous()
     grad_q, grad_k, grad_v, *grad_columns = map(build.like_rows_of_tokens, (q, k, v, *columns))
-    grad_tables = None  # of each window of the batch
+    grad_tables = None  # the gradient of the table from each window of the batch
     grad_table = None
     if has_table_gradient:
         grad_tables = torch.empty_like(normalizers[0])
