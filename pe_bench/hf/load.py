@@ -66,7 +66,7 @@ def checkpoint_config(
     """Return the configuration of a Hugging Face model, without loading the model. Raises `UserError`.
 
     prompts: the kind of prompts to score in place of text. reference: the length from which changes are
-    measured; None for the training length. data_path: of the text; None if the overrides give it.
+    measured; None for the training length. data_path: the path of the text; None if the overrides give it.
     """
     _check_keys(overrides, has_text=prompts is None)
     keys = list(typed_values(overrides))

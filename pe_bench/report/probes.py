@@ -232,7 +232,10 @@ def _joined(parts: Sequence[Scores]) -> Scores:
 
 
 def _judge(with_span: Sequence[Scores], without: Sequence[Scores], windows: int, chance: float) -> Found:
-    """Return the finding from the scores of each run, with the span and without. windows: at each depth."""
+    """Return the finding from the scores of each run, with the span and without.
+
+    windows: the number of windows at each depth.
+    """
     clusters = with_span[0].clusters
     documents = len(clusters.documents)
     count = documents if clusters.segments == 1 else windows

@@ -45,7 +45,8 @@ class Source:
     def stage(self, words: str, config: Config, setting: str) -> tuple[str, FirstStage, str]:
         """Return the label, the first stage and the setting of a child, the same for all seeds.
 
-        words: the encoding of the child's stage. config, setting: of the child, without its parent.
+        words: the encoding of the child's stage. config, setting: the configuration and the setting
+        of the child, without its parent.
         """
         train = config.train
         tokens = _in_short(train.total_steps * train.batch_tokens)

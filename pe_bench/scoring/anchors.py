@@ -132,7 +132,10 @@ def longest_matches(tokens: np.ndarray, first: int) -> tuple[np.ndarray, np.ndar
 
 @dataclass(frozen=True)
 class Anchors:
-    """The three models. weights: of copying, for each length of a match, float64 [MAX_MATCH + 1]."""
+    """The three models.
+
+    weights: the weight of copying for each length of a match, float64 [MAX_MATCH + 1].
+    """
 
     trigram: Trigram
     weights: np.ndarray

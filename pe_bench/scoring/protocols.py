@@ -91,8 +91,8 @@ class Plan:
     """Everything that one length scores.
 
     limit: every layer's attention is limited to so many tokens, for the control `window`. offset: how much
-    later than in the text all positions are, for the control `offset`. blocks: the set of the paired
-    protocol. depth: of a probe. examples: of a task.
+    later than in the text all positions are, for the control `offset`. blocks: the target blocks of
+    the paired protocol. depth: the depth of a probe's span. examples: the examples of a task.
     """
 
     protocol: str

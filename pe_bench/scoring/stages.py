@@ -201,10 +201,11 @@ def blocks_to_search_on(config: Config, split: Split, data_hash: str, length: in
 
 
 def search_option(job: Job, requested: Requested, option: str, length: int) -> Sequence[float]:
-    """Return the value of an option, of a part that searches it, with the least loss in such windows.
+    """Return the value of an option with the least loss in windows of `length` tokens.
 
-    It begins with the best of the guesses of the part's class, and changes it at random, from a fixed
-    seed, as long as that helps. job: with trained weights. Raises `RunError` where nothing can be scored.
+    The search begins with the best of the guesses of the class that has the option, and changes it at random,
+    from a fixed seed, as long as that helps. job: a job with trained weights. Raises `RunError` where nothing
+    can be scored.
     """
     config = job.config
     split = job.data.validation

@@ -54,7 +54,7 @@ class Cost:
     is_said: bool = False
 
     def expect(self, seconds: float, cores: int) -> None:
-        """Print the cost of the pieces that are left, once. seconds: of one piece."""
+        """Print the cost of the pieces that are left, once. seconds: the time of one piece."""
         left = max(1, self.pieces - self.ended)
         total = seconds * left
         if not self.is_said and total >= WORTH_SAYING:

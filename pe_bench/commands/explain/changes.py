@@ -131,7 +131,10 @@ def _with_part(subject: Subject, number: int, part: LayerEncoding) -> NewLayer:
 
 
 def band_text(low: float, high: float) -> str:
-    """Return a band of wavelengths as text, such as `1-4`. low, high: in training lengths."""
+    """Return a band of wavelengths as text, such as `1-4`.
+
+    low, high: the ends of the band, in training lengths.
+    """
     if low == 0:
         return f"<{high:g}"
     if high == math.inf:
@@ -144,8 +147,8 @@ def changed_model(
 ) -> LanguageModel | str:
     """Return the model with the change in each layer where the change has a meaning.
 
-    Returns the reasons why the change has no meaning, if it has none in any layer. numbers: of the layers.
-    is_all: these are all layers, so the change also acts on positions added to the input.
+    Returns the reasons why the change has no meaning, if it has none in any layer. numbers: the numbers of
+    the layers. is_all: these are all layers, so the change also acts on positions added to the input.
     """
     layers: dict[int, LayerEncoding] = {}
     windows: dict[int, int] = {}

@@ -161,7 +161,7 @@ def kendall_tau(pairs: Sequence[tuple[float, float]]) -> float:
 def table_of(budgets: Sequence[Budget], length: int, width: int) -> Iterator[str]:
     """Yield the lines of a table, and for each encoding the budget from which it reads far.
 
-    length: the training length. width: of the terminal.
+    length: the training length. width: the width of the terminal, in columns.
     """
     near = f"{NEAR * length:,}"
     far = f"{FAR * length:,}"

@@ -266,7 +266,8 @@ def _train_until_sure(
 ) -> Outcome:
     """Train seeds until the answer is sure or the time is up, and return the outcome.
 
-    change, baseline: jobs without their seeds. end: of the time, by `time.monotonic`. cost: of a seed.
+    change, baseline: jobs without their seeds. end: the end of the time, by `time.monotonic`. cost: the cost
+    of a seed.
     """
     earlier = tried.seeds  # that an earlier command judged: all of them are judged again, whatever the time
     pairs: list[tuple[Run, Run]] = []
@@ -299,7 +300,7 @@ def _train_until_sure(
 
 
 def _has_time(seeds: int, seconds: float, end: float) -> bool:
-    """Return whether all seeds up to the next look would end in time. seconds: that each seed takes."""
+    """Return whether all seeds up to the next look would end in time. seconds: the time of each seed."""
     following = sequential.next_look(seeds)
     if following is None:
         return False
@@ -324,7 +325,10 @@ def _outcome(
     seconds: float,
     results: Path,
 ) -> Outcome:
-    """Return the outcome of a try. pairs: runs of the change and the baseline by seed. lines: of both."""
+    """Return the outcome of a try.
+
+    pairs: for each seed, the run of the change and the run of the baseline. lines: the line of each.
+    """
     works_to = lines[0].break_point, lines[1].break_point
     ratios = []
     for run, other in pairs:
