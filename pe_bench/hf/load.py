@@ -157,7 +157,7 @@ def with_one_length(
     """Return overrides and the reference length for scoring several models on the same targets.
 
     If the training lengths of the models differ, and no reference is given, it is the shortest of them.
-    Raises `UserError` for a name of no Hugging Face model.
+    Raises `UserError` if no Hugging Face model has that name.
     """
     keys = typed_values(overrides)
     overrides = [*overrides]

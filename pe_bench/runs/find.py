@@ -81,7 +81,7 @@ def finished_runs(results_dir: Path) -> list[Path]:
 
 
 def tagged_runs(results_dir: Path, tag: str) -> list[Path]:
-    """Return the finished runs with a tag, in the order of finishing. Raise `UserError` for none."""
+    """Return the finished runs with a tag, in the order of finishing. Raise `UserError` if no run has it."""
     tags_of_runs = {run: tags_of(run) for run in finished_runs(results_dir)}
     tagged = [run for run, tags in tags_of_runs.items() if tag in tags]
     if tagged:
@@ -107,7 +107,7 @@ def runs_of_sweep(run: Path, results_dir: Path) -> list[Path]:
 
 
 def find_run(name: str, results_dir: Path) -> Path:
-    """Return the finished run with a name or path. Raise `UserError` for none and for several."""
+    """Return the finished run with a name or path. Raise `UserError` if no run or several runs have it."""
     runs = without_tries(find_runs([name], results_dir, anywhere=True))
     names = ", ".join(run.name for run in runs)
     require(len(runs) == 1, f"'{name}' is the name of several runs: give one in full: {names}")
@@ -155,7 +155,7 @@ def runs_to_score(
 ) -> list[Path]:
     """Return the finished runs that names and conditions select; without either the newest, or everything.
 
-    Raises `UserError` for no run.
+    Raises `UserError` if there is no run.
     """
     for condition in where:
         message = f"--where {condition.key} chooses scores, and this command chooses runs: leave it out"
@@ -169,7 +169,7 @@ def runs_to_score(
 
 
 def _named(typed: str, results_dir: Path, *, anywhere: bool) -> list[Path]:
-    """Return the finished runs of one name, path or Hugging Face model. Raise `UserError` for none."""
+    """Return the finished runs of one name, path or Hugging Face model. Raise `UserError` without a run."""
     runs = finished_runs(results_dir)
     folder = results_dir / "runs"
     if is_checkpoint(typed):
