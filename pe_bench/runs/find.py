@@ -133,7 +133,7 @@ def find_runs(
     Without names, conditions choose among all runs. With `anywhere`, a run may be outside `results_dir`.
     Raise `UserError` if no run has a name, and if no run is left.
     """
-    named = [_named(name, results_dir, anywhere=anywhere) for name in names]
+    named = [_runs_named(name, results_dir, anywhere=anywhere) for name in names]
     runs = list(dict.fromkeys(chain.from_iterable(named)))
     if not where:
         return runs
@@ -168,7 +168,7 @@ def runs_to_score(
     return runs if everything else runs[-1:]
 
 
-def _named(typed: str, results_dir: Path, *, anywhere: bool) -> list[Path]:
+def _runs_named(typed: str, results_dir: Path, *, anywhere: bool) -> list[Path]:
     """Return the finished runs of one name, path or Hugging Face model. Raise `UserError` without a run."""
     runs = finished_runs(results_dir)
     folder = results_dir / "runs"
@@ -185,9 +185,9 @@ def _named(typed: str, results_dir: Path, *, anywhere: bool) -> list[Path]:
     )
     for is_selected in ways if name else ():
         if selected := [run for run in runs if is_selected(run)]:
-            return [*map(_finished, selected)] if anywhere else selected
+            return [*map(_require_finished, selected)] if anywhere else selected
     if typed and os.path.isfile(os.path.join(typed, "config.yaml")):  # whatever was typed is no error here
-        run = _finished(Path(typed).resolve())
+        run = _require_finished(Path(typed).resolve())
         way_out = f"copy it there with `pe-bench import {shlex.quote(typed)}`, or say --results-dir"
         is_here = run.parent == folder.resolve()
         require(anywhere or is_here, f"the run {typed} is not one of {folder}: {way_out}")
@@ -207,7 +207,7 @@ def _way_out(typed: str) -> str:
     return condition if CONDITION.fullmatch(typed) else "see `pe-bench list runs`"
 
 
-def _finished(run: Path) -> Path:
+def _require_finished(run: Path) -> Path:
     """Return the given run. Raise `UserError` if it is not finished, `RunError` if it is damaged."""
     way_out = "repeat the command that trained it, and it continues"
     require(read_result(run) is not None, f"{run} is not finished: {way_out}")

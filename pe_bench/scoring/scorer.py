@@ -116,21 +116,24 @@ class Scorer:
             with PeakMemory(self.model.device) as peak:
                 nll, correct = self._run(plan)
             return Scored(nll, correct, peak.mb)
-        missing = [window for window in plan.windows if len(self._kept(window)) < window.size]
+        missing = [window for window in plan.windows if len(self._nll_from_start(window)) < window.size]
         fed = [replace(window, first=0, targets=window.size) for window in missing]
         with PeakMemory(self.model.device) as peak:
             nll, _ = self._run(replace(plan, windows=fed))
         ends = np.cumsum([window.size for window in fed])
         for window, window_nll in zip(fed, np.split(nll, ends), strict=False):
             self._from_start[window.document, window.start] = window_nll
-        parts = [self._kept(window)[window.first : window.first + window.targets] for window in plan.windows]
+        parts = [
+            self._nll_from_start(window)[window.first : window.first + window.targets]
+            for window in plan.windows
+        ]
         ran_at_length = any(window.size == plan.length for window in fed)
         return Scored(np.concatenate(parts), peak_memory_mb=peak.mb if ran_at_length else None)
 
     def _shares(self, plan: Plan) -> bool:
         return plan.protocol in SHARING and "prefix_consistent" in self.model.encoding.claims
 
-    def _kept(self, window: Window) -> np.ndarray:
+    def _nll_from_start(self, window: Window) -> np.ndarray:
         return self._from_start.get((window.document, window.start), NOTHING)
 
     def _run(self, plan: Plan) -> tuple[np.ndarray, np.ndarray]:

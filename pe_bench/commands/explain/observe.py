@@ -100,7 +100,7 @@ class ObservedLayer(Wrapper):
             yield QueryBlock(layer, scores.expand(shape), visible, asking, seen, moved)
 
     def attend_chunked(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        layer = self._owner("attend")
+        layer = self._part_that_changes("attend")
         if isinstance(layer, Recurrent):
             self.observer.recurrent(self.number, layer.state_after(x, q, k, v))
         return super().attend_chunked(x, q, k, v)

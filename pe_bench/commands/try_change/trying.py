@@ -337,12 +337,12 @@ def _outcome(
     change, baseline = pairs[0]
     row = change.scored[0]
     parameters = row.parameters - baseline.scored[0].parameters
-    earlier = _confirmed(tried, results) if tried.kind == "confirm" else None
+    earlier = _confirmed_try(tried, results) if tried.kind == "confirm" else None
     unit = NATS.name if row.loses_text else BITS.name
     return Outcome(tried, seen, works_to, time_ratio, parameters, seconds, earlier, unlearned, unit)
 
 
-def _confirmed(tried: Try, results: Path) -> Try | None:
+def _confirmed_try(tried: Try, results: Path) -> Try | None:
     """Return the try that a confirmation confirms; None if the change was not tried before."""
     for earlier in read_tries(results):
         is_same_change = (earlier.change, earlier.baseline) == (tried.change, tried.baseline)
