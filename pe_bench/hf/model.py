@@ -264,7 +264,7 @@ class CheckpointModel(LanguageModel):
 
     @property
     def has_learned_table(self) -> bool:
-        """Return whether its table of positions has weights; that of GPT-J has sines, for a rotation."""
+        """Return whether the model's table of positions has weights; GPT-J's has sines, for a rotation."""
         if self.max_positions is None:
             return False
         tokens = self.causal.get_input_embeddings()

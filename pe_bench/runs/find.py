@@ -129,9 +129,9 @@ def find_runs(
 ) -> list[Path]:
     """Return the finished runs that names select and that meet all conditions, each once.
 
-    A name is a run's encoding, its own, its beginning or a pattern, the path of a run, or a checkpoint's.
-    Without names, conditions choose among all runs. With `anywhere`, a run may be outside `results_dir`.
-    Raise `UserError` if no run has a name, and if no run is left.
+    A name is an encoding, a run's whole name or its beginning, a pattern, the path of a run, or the name of a
+    Hugging Face model. Without names, conditions choose among all runs. With `anywhere`, a run may be outside
+    `results_dir`. Raise `UserError` if no run has a name, and if no run is left.
     """
     named = [_runs_named(name, results_dir, anywhere=anywhere) for name in names]
     runs = list(dict.fromkeys(chain.from_iterable(named)))

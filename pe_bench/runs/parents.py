@@ -67,7 +67,7 @@ class Source:
 def find_source(
     config: Config, data_hash: str, trained_name: Callable[[Path, Config, Mapping[str, Any]], str]
 ) -> Source:
-    """Return the parent that a configuration names. Raises `UserError` for no such run.
+    """Return the parent that a configuration names. Raises `UserError` if no run fits.
 
     The facts of a deleted parent are those that its children in the same results keep, if only one parent
     fits. trained_name: returns a run's name when it was trained, from its folder, configuration and result.

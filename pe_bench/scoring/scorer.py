@@ -103,7 +103,7 @@ class Scorer:
             return Scored(status="failed", reason=description)
 
     def _find_lookahead(self, plan: Plan) -> str:
-        """Return the problem where a user's own encoding reads later tokens at this length; else nothing."""
+        """Return the problem if a user's own encoding reads later tokens at this length; else empty."""
         if not plan.windows or not is_users_own(self.model.encoding):
             return ""
         window = max(plan.windows, key=lambda window: window.size)
@@ -216,7 +216,10 @@ def _renew_threads() -> None:
 
 
 def why_not(plan: Plan, model: LanguageModel) -> str:
-    """Return why a control would tell nothing; empty if it is to be scored, and for what is no control."""
+    """Return the reason not to score a control, which would show nothing.
+
+    Empty for a control to score, and for a plan that is not a control.
+    """
     if plan.control == "window" and is_windowed(model.encoding, model.n_layers, plan.length):
         return "the encoding is windowed itself"
     if plan.control == "swap" and any(window.donor == window.document for window in plan.windows):

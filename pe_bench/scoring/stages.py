@@ -122,9 +122,9 @@ def stretched_lengths(
 def after_training(spec: EncodingSpec, trained: Config, length: int) -> EncodingSpec:
     """Return the encoding of a run that goes on from a trained one, at a length of its own.
 
-    What does not differ from the defaults is as it was trained, the training length too: it is the one that
-    the weights know. A factor that is not given is that of the new length. Of an encoding from outside
-    nothing is taken: its run may be a stranger's, and to read its options would be to run its code.
+    Options without a chosen value keep their trained values. `train_length` is the trained length, which the
+    weights know. A factor without a value follows from the new length. No option is taken from an encoding of
+    outside code: its run may be a stranger's, and reading its options would run its code.
     """
     before = EncodingSpec(trained.encoding)
 

@@ -248,7 +248,10 @@ class Measurements:
         return {row.seed: (row, first) for row, first in changes}
 
     def gain(self, series: Series, length: int, *kinds: tuple[str, str]) -> Number:
-        """Return the level under one protocol and control minus the level under another. kinds: both."""
+        """Return the level under one protocol and control minus the level under another.
+
+        kinds: the two pairs of a protocol and a control.
+        """
         first, second = (self.at(series, length, *kind) for kind in kinds)
         return paired(pairs_of(first, second), self._runs, NOT_SCORED)
 
