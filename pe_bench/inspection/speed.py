@@ -147,7 +147,10 @@ class Bench:
     def _row(
         self, subject: ResolvedEncoding, length: int, reference: Pass | None, milliseconds: float
     ) -> tuple[Row, Pass | None]:
-        """Time one encoding; return its row, and its pass unless it failed. milliseconds: the reference's."""
+        """Time one encoding; return its row, and its pass unless it failed.
+
+        milliseconds: the time of the reference's pass.
+        """
         row: Row = {**dict.fromkeys(COLUMNS), **self.facts, "path": "", "status": "ok", "reason": ""}
         row |= {"encoding": subject.label, "length": length, "model": subject.config.model.name}
         row["repeats"] = 0

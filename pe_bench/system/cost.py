@@ -83,7 +83,7 @@ def listener() -> Listener | None:
 
 @contextmanager
 def told_to(hears: Listener | None) -> Iterator[None]:
-    """Within the context, `expect` calls `hears`."""
+    """Within the context, `expect` reports the expected cost to the listener `hears`."""
     token = _listener.set(hears)
     try:
         yield
