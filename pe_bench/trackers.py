@@ -185,9 +185,9 @@ class Tracking:
 
     def record_results(self, rows: Sequence[Row]) -> None:
         if self.tracker is not None:
-            self._forgiven(self._send, self.tracker, rows)
+            self._forgiven(self._send_results, self.tracker, rows)
 
-    def _send(self, tracker: Any, rows: Sequence[Row]) -> None:
+    def _send_results(self, tracker: Any, rows: Sequence[Row]) -> None:
         from pe_bench.report.build import run_tables
         from pe_bench.report.draw import plot_tables
 

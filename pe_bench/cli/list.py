@@ -123,7 +123,7 @@ def names_of(record: Record) -> str:
 
 
 def _runs(results_dir: Path, tag: str | None) -> Listing:
-    """Return all runs, finished or not, or the runs with a tag. Raises `UserError` for none."""
+    """Return all runs, finished or not, or the runs with a tag. Raises `UserError` if there is no run."""
     from pe_bench.runs.folder import folders_of_runs, state_of
 
     states = [state_of(run) for run in folders_of_runs(results_dir)]

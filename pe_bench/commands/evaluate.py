@@ -72,7 +72,7 @@ class Run(RunFolder):
     """
 
     def __init__(self, path: Path, scored: Sequence[Row], margin: float, lengths: Sequence[int] = ()) -> None:
-        """scored: the rows of the call. margin: of verdicts. lengths: the lengths that the call named."""
+        """scored: the rows of the call. margin: the margin for verdicts. lengths: the lengths in the call."""
         super().__init__(path)
         self.scored = list(scored)
         self.margin = margin
@@ -312,7 +312,8 @@ def prepare(
     """Check a run at a path, or a named Hugging Face model, and a request to score it. Raises `UserError`.
 
     section: the section `eval` that the request changes; None: the run's own. waits: called with a message
-    before waiting for another process that works on the run. planner: of the scores; None: the request's.
+    before waiting for another process that works on the run. planner: plans the scores; None for the
+    request's own planner.
     """
     if isinstance(run, Path):
         option_is_for = "a checkpoint (hf:FOLDER)"

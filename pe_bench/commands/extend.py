@@ -236,7 +236,10 @@ class Stages:
         return [_labelled(job) for job in jobs]
 
     def _jobs(self, key: str, tokens: int) -> list[Planned]:
-        """Return jobs with the runs' own encoding. key: of a job's run, such as `train.from`."""
+        """Return jobs with the runs' own encoding.
+
+        key: the key that names a job's run, such as `train.from`.
+        """
         train = self.config.train
         windows = max(1, round(train.batch_tokens / self.length))
         batch = self.length * windows

@@ -90,10 +90,10 @@ def extend_hf(
 ) -> tuple[list[Path], list[Table]]:
     """Train a model further with each scaling; return the folders of the scored runs, and their tables.
 
-    text: hf:FOLDER or hf:OWNER/NAME. to: the longer length over the training length. tokens: to train on.
-    train_layers: number of the last layers to train; None for all. overrides: of the data, the training and
-    the machine. scores: the lengths, the number of targets, and the folders of the text and of results. In
-    processes of torchrun after the first, both lists are empty.
+    text: hf:FOLDER or hf:OWNER/NAME. to: the longer length over the training length. tokens: how many tokens
+    to train on. train_layers: number of the last layers to train; None for all. overrides: settings of the
+    data, the training and the machine. scores: the lengths, the number of targets, and the folders of the
+    text and of results. In processes of torchrun after the first, both lists are empty.
     """
     for_scores = without_keys(overrides, TRAINING_KEYS)
     for_training = [each for each in overrides if each not in for_scores]

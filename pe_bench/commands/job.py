@@ -197,7 +197,10 @@ def write_result(job: Job, trained: checkpoint.Checkpoint | None) -> None:
 
 
 def load_trained(run: Path, config: Config) -> Job:
-    """Load a finished run with its weights onto the device. config: with `trusted` classes."""
+    """Load a finished run with its weights onto the device.
+
+    config: a configuration with `trusted` classes.
+    """
     job, _ = load(config, run=run)
     trained = checkpoint.require_trained(run, config.train.total_steps)
     job = with_weights(job, trained)

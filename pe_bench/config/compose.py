@@ -332,19 +332,19 @@ def _named_part(values: Mapping[str, Any], search: Sequence[Path], prefix: str) 
     require(isinstance(modifiers, dict), f"{prefix}.modifiers must be a mapping such as {{logn: {{}}}}")
     for typed, options in modifiers.items():
         modifier = _chosen_part("modifier", typed, search)
-        changed = _changed(modifier, options or {}, f"{prefix}.modifiers.{typed}")
+        changed = _with_options(modifier, options or {}, f"{prefix}.modifiers.{typed}")
         part.setdefault("modifiers", {})[find_name("modifier", typed, search)] = changed
     changes = dict(values)
     for key in ("name", "modifiers"):
         changes.pop(key, None)
-    return _changed(part, changes, prefix)
+    return _with_options(part, changes, prefix)
 
 
 def _chosen_part(group: str, typed: str, search: Sequence[Path]) -> dict[str, Any]:
     return read_choice(group, find_name(group, typed, search), search)
 
 
-def _changed(part: Mapping[str, Any], options: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+def _with_options(part: Mapping[str, Any], options: Mapping[str, Any], prefix: str) -> dict[str, Any]:
     """Return a part with other values of options. Raise `UserError` for an option that it lacks."""
     for option in options:
         if option not in part:

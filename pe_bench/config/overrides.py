@@ -225,7 +225,7 @@ def explain_hydra_errors(overrides: Sequence[str], search: Sequence[Path] = ()) 
     except UserError:
         raise
     except (HydraException, OmegaConfBaseException, ValueError) as error:
-        raise cause(error) or _explained(error, overrides, search) from error
+        raise cause(error) or _explained_error(error, overrides, search) from error
     except yaml.YAMLError as error:
         raise UserError(f"a YAML file cannot be read: {' '.join(str(error).split())}") from error
 
@@ -237,7 +237,7 @@ def cause(error: BaseException | None) -> UserError | None:
     return error
 
 
-def _explained(error: Exception, overrides: Sequence[str], search: Sequence[Path]) -> UserError:
+def _explained_error(error: Exception, overrides: Sequence[str], search: Sequence[Path]) -> UserError:
     text = str(error)
     if unread := getattr(error, "override", None):
         key = parse_override(str(unread)).key

@@ -59,9 +59,9 @@ def planned(
     for before in itertools.product(*chosen):
         for after in itertools.product(*options):
             job = planned_job(after, search, choice=before, values=values)
-            swept = (*_swept(before, chosen), *_swept(after, options))
+            swept = (*_words_with_choices(before, chosen), *_words_with_choices(after, options))
             label = label_of(swept, job.config.encoding["name"])
-            jobs.append(replace(job, label=label, given=_given(after), swept=swept))
+            jobs.append(replace(job, label=label, given=_values_of_words(after), swept=swept))
     return jobs
 
 
@@ -97,13 +97,13 @@ def _options(overrides: Sequence[str], search: Sequence[Path]) -> list[list[str]
     return list(options.values())
 
 
-def _swept(words: Sequence[str], options: Sequence[Sequence[str]]) -> list[str]:
+def _words_with_choices(words: Sequence[str], options: Sequence[Sequence[str]]) -> list[str]:
     """Return the words of keys with several options."""
     choices = zip(words, options, strict=True)
     return [word for word, others in choices if len(others) > 1]
 
 
-def _given(words: Sequence[str]) -> dict[str, Any]:
+def _values_of_words(words: Sequence[str]) -> dict[str, Any]:
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
     parser = OverridesParser.create()

@@ -52,9 +52,9 @@ class Prompts:
         Raises `UserError` if the smallest prompt does not fit.
         """
         seeds = [[seed, STREAM, length, number] for number in range(count)]
-        return [self._longest(length, own_seed) for own_seed in seeds]
+        return [self._longest_example(length, own_seed) for own_seed in seeds]
 
-    def _longest(self, length: int, seed: Sequence[int]) -> Example:
+    def _longest_example(self, length: int, seed: Sequence[int]) -> Example:
         """Return the example of a seed with the largest size that fits. Raise `UserError` if none does."""
         longest = example = self.shortest(length, seed)
         size = fits = LEAST[self.name]

@@ -39,17 +39,19 @@ class Composition(PositionalEncoding):
         self.modifiers = nn.ModuleDict(modifiers)
         parts = {"the encoding": base, **modifiers}
         self._parts = list(parts.values())
-        _refuse_several(_changing("ids", parts), "replace ids")
+        _refuse_several(_names_of_parts_changing("ids", parts), "replace ids")
         for number in range(n_layers):
             layers = {name: part.layer(number) for name, part in parts.items()}
             for part, layer in zip(parts.values(), layers.values(), strict=True):
                 message = f"{type(part).__name__}.layer must return a LayerEncoding, not {shown(layer)}"
                 require(isinstance(layer, LayerEncoding), message)
             for hook in ("scores", "weights", "mix"):
-                _refuse_several(_changing(hook, layers), f"replace {hook}")
+                _refuse_several(_names_of_parts_changing(hook, layers), f"replace {hook}")
             # Null logits add up, but only in a softmax, which `weights` replaces.
-            one_null_logit = _changing("null_logit", layers)[:1]
-            _refuse_several(one_null_logit + _changing("weights", layers), "change the softmax")
+            one_null_logit = _names_of_parts_changing("null_logit", layers)[:1]
+            _refuse_several(
+                one_null_logit + _names_of_parts_changing("weights", layers), "change the softmax"
+            )
             require_softmax(layers)
         # Plain list: the parts are registered above, and once is enough.
         self._layers = [self._layer_of_parts(number) for number in range(n_layers)]
@@ -110,7 +112,7 @@ def require_softmax(parts: Mapping[str, LayerEncoding]) -> None:
 
     parts: the encodings that act in one layer, by their names in the message.
     """
-    without = _changing("attend", parts)
+    without = _names_of_parts_changing("attend", parts)
     if not without:
         return
     _refuse_several(without, "replace softmax attention")
@@ -172,10 +174,10 @@ class Stack(LayerEncoding):
         return _combined(torch.mul, [part.logit_scale(queries) for part in self.parts])
 
     def scores(self, queries: Side, keys: Side, scale: float) -> Tensor:
-        return self._owner("scores").scores(queries, keys, scale)
+        return self._part_that_changes("scores").scores(queries, keys, scale)
 
     def terms(self, queries: Side, keys: Side) -> list[ScoreTerm]:
-        return self._owner("scores").terms(queries, keys)
+        return self._part_that_changes("scores").terms(queries, keys)
 
     def distance_bias(self, distance: Tensor) -> Tensor | None:
         return _combined(torch.add, [part.distance_bias(distance) for part in self.parts])
@@ -208,19 +210,19 @@ class Stack(LayerEncoding):
         return reduce(intersection, [part.ranges(start, stop) for part in self.parts])
 
     def weights(self, scores: Tensor, visible: Tensor) -> Tensor:
-        return self._owner("weights").weights(scores, visible)
+        return self._part_that_changes("weights").weights(scores, visible)
 
     def null_logit(self, queries: Side) -> Tensor | None:
         return _combined(torch.logaddexp, [part.null_logit(queries) for part in self.parts])
 
     def mix(self, weights: Tensor, v: Tensor, queries: Side, keys: Side) -> Tensor:
-        return self._owner("mix").mix(weights, v, queries, keys)
+        return self._part_that_changes("mix").mix(weights, v, queries, keys)
 
     def attend(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return self._owner("attend").attend(x, q, k, v)
+        return self._part_that_changes("attend").attend(x, q, k, v)
 
     def attend_chunked(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return self._owner("attend").attend_chunked(x, q, k, v)
+        return self._part_that_changes("attend").attend_chunked(x, q, k, v)
 
     def gate(self, x: Tensor) -> Tensor | None:
         return _combined(torch.mul, [part.gate(x) for part in self.parts])
@@ -228,7 +230,7 @@ class Stack(LayerEncoding):
     def overrides(self, *hooks: str) -> bool:
         return any(part.overrides(*hooks) for part in self.parts)
 
-    def _owner(self, hook: str) -> LayerEncoding:
+    def _part_that_changes(self, hook: str) -> LayerEncoding:
         changing = (part for part in self.parts if part.overrides(hook))
         return next(changing, self.parts[0])
 
@@ -247,7 +249,9 @@ def _combined(combine: Callable[[Tensor, Tensor], Tensor], values: Sequence[Tens
     return reduce(combine, given) if given else None
 
 
-def _changing(hook: str, parts: Mapping[str, PositionalEncoding] | Mapping[str, LayerEncoding]) -> list[str]:
+def _names_of_parts_changing(
+    hook: str, parts: Mapping[str, PositionalEncoding] | Mapping[str, LayerEncoding]
+) -> list[str]:
     """Return the names of the parts that change a hook."""
     return [name for name, part in parts.items() if part.overrides(hook)]
 

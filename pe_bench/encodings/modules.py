@@ -113,7 +113,7 @@ class Tree:
             self._run_package()
             return self.name + name.removeprefix(self.package)
         first, _, _ = name.partition(".")
-        return f"{self.name}.{name}" if self._has(first) else None
+        return f"{self.name}.{name}" if self._has_module(first) else None
 
     def stand_in(self, module: ModuleType) -> Any:
         """Return the module itself, or this version's substitute for `importlib` or `importlib.util`."""
@@ -149,7 +149,7 @@ class Tree:
         """Return true if a dotted name is the folder's package or a module of it."""
         return bool(self.package) and f"{name}.".startswith(f"{self.package}.")
 
-    def _has(self, first: str) -> bool:
+    def _has_module(self, first: str) -> bool:
         """Return true if the folder has a module or a package of this name, which has no dots."""
         if first in NEVER_LOCAL:
             return False

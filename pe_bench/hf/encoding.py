@@ -196,7 +196,7 @@ def describe(
     """
     if UNKNOWN in answer.rotations:
         return neutral("own"), {}, False
-    primary = _primary(answer, TRAINED_TIMES * train_length)
+    primary = _primary_rotation(answer, TRAINED_TIMES * train_length)
     lengths = _lengths(parameters, train_length)
     fixed: dict[int, LayerEncoding] = {}
     for number, rotation in zip(answer.numbers, answer.rotations, strict=True):
@@ -255,7 +255,7 @@ def _calls_of(rotation: Rotation, calls: Sequence[RotaryCall]) -> list[RotaryCal
     return [call for call in calls if call.turns_as(rotation.scaled, 2)]
 
 
-def _primary(answer: Answer, length: int) -> Rotation | None:
+def _primary_rotation(answer: Answer, length: int) -> Rotation | None:
     """Return the rotation of the layers that get the run's encoding; None if they have none."""
     layers = zip(answer.rotations, answer.layers, strict=True)
     unlimited = [rotation for rotation, layer in layers if sees_all(layer.mask, length)]

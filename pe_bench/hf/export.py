@@ -107,7 +107,7 @@ def exported_settings(config: Config, model: Decoder, end_of_text: int) -> tuple
         return settings, False
     rotation = _rotation(spec, rotating[0], config.train.length)
     settings["rope_parameters"] = rotation
-    settings["max_position_embeddings"] = _longest(rotation, config.train.length)
+    settings["max_position_embeddings"] = _max_position_embeddings(rotation, config.train.length)
     return settings, getattr(rotating[0], "layout", "half") == "interleaved"
 
 
@@ -128,7 +128,7 @@ def _share_one_rotation(rotating: Sequence[Any]) -> bool:
     return len(alike) < 2
 
 
-def _longest(rotation: Mapping[str, Any], train_length: int) -> int:
+def _max_position_embeddings(rotation: Mapping[str, Any], train_length: int) -> int:
     """Return the length for max_position_embeddings; a dynamic scaling begins at the training length."""
     if "original_max_position_embeddings" not in rotation:
         return train_length
@@ -266,7 +266,7 @@ def rescaled_config(source: Source, opened: Opened, spec: EncodingSpec, train_le
     rotation = _rotation(spec, part, train_length)
     for key in ("rope_scaling", "rope_theta"):
         values.pop(key, None)
-    longest = _longest(rotation, train_length)
+    longest = _max_position_embeddings(rotation, train_length)
     return values | {"rope_parameters": rotation, "max_position_embeddings": longest}
 
 

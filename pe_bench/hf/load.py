@@ -66,7 +66,7 @@ def checkpoint_config(
     """Return the configuration of a Hugging Face model, without loading the model. Raises `UserError`.
 
     prompts: the kind of prompts to score in place of text. reference: the length from which changes are
-    measured; None for the training length. data_path: of the text; None if the overrides give it.
+    measured; None for the training length. data_path: the path of the text; None if the overrides give it.
     """
     _check_keys(overrides, has_text=prompts is None)
     keys = list(typed_values(overrides))
@@ -157,7 +157,7 @@ def with_one_length(
     """Return overrides and the reference length for scoring several models on the same targets.
 
     If the training lengths of the models differ, and no reference is given, it is the shortest of them.
-    Raises `UserError` for a name of no Hugging Face model.
+    Raises `UserError` if no Hugging Face model has that name.
     """
     keys = typed_values(overrides)
     overrides = [*overrides]

@@ -215,7 +215,7 @@ class CheckpointModel(LanguageModel):
                 prefix[number] = key[:, :, :first], value[:, :, :first]
             state.before = prefix
             try:
-                end = self._after(tokens_CT[:, first:], ids, first)
+                end = self._hidden_after_prefix(tokens_CT[:, first:], ids, first)
             finally:
                 state.before = {}
             allowed = MAX_SHARED if whole.dtype == torch.float32 else MAX_SHARED_COARSE
@@ -227,7 +227,7 @@ class CheckpointModel(LanguageModel):
             ends.append(torch.cat([whole, end[1:]]))
         return torch.cat(ends)
 
-    def _after(self, tokens_CT: Tensor, ids: Tensor, first: int) -> Tensor:
+    def _hidden_after_prefix(self, tokens_CT: Tensor, ids: Tensor, first: int) -> Tensor:
         """Return the output of `hidden` for tokens [C, T] after a prefix of `first` tokens in the state."""
         assert self.state is not None
         arguments: dict[str, Any] = {"input_ids": tokens_CT, "use_cache": False}
@@ -264,7 +264,7 @@ class CheckpointModel(LanguageModel):
 
     @property
     def has_learned_table(self) -> bool:
-        """Return whether its table of positions has weights; that of GPT-J has sines, for a rotation."""
+        """Return whether the model's table of positions has weights; GPT-J's has sines, for a rotation."""
         if self.max_positions is None:
             return False
         tokens = self.causal.get_input_embeddings()

@@ -168,7 +168,7 @@ def require_alike(model: CheckpointModel) -> float:
 
 
 def _open(source: Source, config: Any, train_length: int, begin: Sequence[int], *, plain: bool) -> Opened:
-    """Load a model in float32 and find its encoding. Arguments: those of `open_checkpoint`."""
+    """Load a model in float32 and find its encoding. The arguments are as in `open_checkpoint`."""
     loaded = load_model(source, config)
     forget_longer_texts(loaded)
     sizes = _sizes(source, config)

@@ -60,7 +60,9 @@ class RotaryCall:
     @torch.no_grad()
     def turns_as(self, rotation: Scaled, length: int) -> bool:
         """Return whether the module makes a rotation in a text of `length` tokens."""
-        output = self.module(*self._at(self.arguments, length), **self._named_at(length))
+        output = self.module(
+            *self._with_positions_at(self.arguments, length), **self._named_with_positions_at(length)
+        )
         cosines, sines = _parts(output)
         angles = torch.atan2(sines, cosines)
         factors = torch.hypot(cosines, sines)
@@ -75,7 +77,7 @@ class RotaryCall:
         is_same = torch.allclose(angles, expected, rtol=TOLERANCE, atol=0)
         return is_same and torch.allclose(factors, factor, rtol=TOLERANCE, atol=0)
 
-    def _at(self, values: Sequence[Any], length: int) -> list[Any]:
+    def _with_positions_at(self, values: Sequence[Any], length: int) -> list[Any]:
         """Return the arguments of the call with each tensor of positions replaced.
 
         The new positions are 1 and the last of a text of `length` tokens.
@@ -85,8 +87,8 @@ class RotaryCall:
             changed.append(_positions(value, length) if _is_positions(value) else value)
         return changed
 
-    def _named_at(self, length: int) -> dict[str, Any]:
-        return dict(zip(self.named, self._at([*self.named.values()], length), strict=True))
+    def _named_with_positions_at(self, length: int) -> dict[str, Any]:
+        return dict(zip(self.named, self._with_positions_at([*self.named.values()], length), strict=True))
 
 
 def _is_positions(value: Any) -> bool:

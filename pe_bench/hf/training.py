@@ -111,7 +111,7 @@ class FurtherTraining:
         recompute_layers(model)
 
     def step(self, number: int, seconds: float) -> Step:
-        """Take step `number`, counted from zero. seconds: of all steps before it.
+        """Take step `number`, counted from zero. seconds: the seconds of all steps before it.
 
         Raises `RunError` if the loss or the gradient is not finite.
         """

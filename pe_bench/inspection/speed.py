@@ -41,14 +41,14 @@ SHORT = 0.5  # seconds, for which a pass is repeated, but at most `MAX_REPEATS` 
 
 # Columns that tell measurements apart: of two rows with the same values, the later row is kept.
 KEY = ["encoding", "setting", "model", "length", "pass", "device", "processor", "threads", "dtype"]
-# Of the machine and the program, in all rows of a command.
+# Columns on the machine and the program, in all rows of a command.
 FACTS = ("device", "processor", "threads", "torch", "pe_bench", "date")
-# setting: the command's words without the encoding's options. batch: windows in one pass. path: of attention;
-# the paths of several layers are joined by +. status: ok, undefined, out_of_memory or failed, with a reason.
-# relative: the median ratio of a pass to the reference's pass just before; half of the ratios lie between
-# relative_low and relative_high. milliseconds: of the reference, the median; of another encoding, the
-# reference's times `relative`, because load hardly moves a ratio. peak_memory_mb: above the memory in use
-# before the pass.
+# setting: the command's words without the encoding's options. batch: windows in one pass. path: the attention
+# path; the paths of several layers are joined by +. status: ok, undefined, out_of_memory or failed, with a
+# reason. relative: the median ratio of a pass to the reference's pass just before; half of the ratios lie
+# between relative_low and relative_high. milliseconds: the median for the reference; for another encoding,
+# the reference's milliseconds times `relative`, because load hardly moves a ratio. peak_memory_mb: the
+# highest memory in use, less the memory in use before the pass.
 COLUMNS = [
     *("encoding", "setting", "model", "length", "pass", "batch", "path", "status", "reason"),
     *("milliseconds", "tokens_per_second", "relative", "relative_low", "relative_high", "peak_memory_mb"),
@@ -147,7 +147,10 @@ class Bench:
     def _row(
         self, subject: ResolvedEncoding, length: int, reference: Pass | None, milliseconds: float
     ) -> tuple[Row, Pass | None]:
-        """Time one encoding; return its row, and its pass unless it failed. milliseconds: the reference's."""
+        """Time one encoding; return its row, and its pass unless it failed.
+
+        milliseconds: the time of the reference's pass.
+        """
         row: Row = {**dict.fromkeys(COLUMNS), **self.facts, "path": "", "status": "ok", "reason": ""}
         row |= {"encoding": subject.label, "length": length, "model": subject.config.model.name}
         row["repeats"] = 0
@@ -207,7 +210,10 @@ def wait_for(device: torch.device) -> None:
 
 
 def numbers_of(milliseconds: Sequence[float], ratios: Sequence[float], reference: float, tokens: int) -> Row:
-    """Return the columns with numbers. tokens: of a pass. reference: the reference's milliseconds."""
+    """Return the columns with numbers.
+
+    tokens: the tokens of a pass. reference: the reference's milliseconds.
+    """
     usual = median(milliseconds)
     relatives: dict[str, float | None] = dict.fromkeys(("relative_low", "relative", "relative_high"))
     if ratios:

@@ -103,7 +103,7 @@ def _loaded(root: Path, key: str, make: Callable[[Path], dict[str, Any]]) -> cty
 
 
 def load_library(path: Path) -> ctypes.CDLL:
-    """Return a compiled library. Raise `OSError` for a file that is none or lacks the entry function."""
+    """Return a compiled library. Raise `OSError` for another file, or one without the entry function."""
     library = ctypes.CDLL(str(path))
     if not hasattr(library, ENTRY):
         raise OSError(f"{path} has no function {ENTRY}")

@@ -142,8 +142,9 @@ def show(
 ) -> None:
     """Print tables with a blank line between them, and `hint` below.
 
-    tables: functions from a width to the parts of a table, such as `Grid.draw`. console: by default standard
-    output, in characters of its encoding. A pipe gets `PIPED_WIDTH` columns, and no blanks at ends of lines.
+    tables: functions from a width to the parts of a table, such as `Grid.draw`. console: where to print; by
+    default standard output, in characters of its encoding. A pipe gets `PIPED_WIDTH` columns, and no blanks
+    at ends of lines.
     """
     console = console or Console(highlight=False)
     if not console.is_terminal:

@@ -451,7 +451,7 @@ def _table(
     baseline = _baseline_in(lines, selection.baseline, runs) if selection.baseline else ""
     if baseline:
         lines = with_baseline(lines, baseline, source)
-    lines = [_shown(line, key.train_length, selection) for line in lines]
+    lines = [_with_shown_records(line, key.train_length, selection) for line in lines]
     lines = [line for line in lines if line.records]
     ranked = [line for line in lines if not line.is_anchor]
     order = ordered(ranked, selection.sort, key.loss)
@@ -476,7 +476,7 @@ def _table(
     return table if selection.numbers_only else with_notes(table, source, order)
 
 
-def _shown(line: Line, train_length: int, selection: Selection) -> Line:
+def _with_shown_records(line: Line, train_length: int, selection: Selection) -> Line:
     """Return the line with its records at the shown lengths; without any if its encoding is not shown."""
     encoding = None if line.is_anchor else line.scored_with
     records = {}

@@ -74,8 +74,8 @@ def short(
 ) -> Grid:
     """Return the short form: a row for each encoding with its level, its changes, and two answers.
 
-    is_small: without break points. is_narrow: with break points beside the names, and with a long heading on
-    two lines.
+    is_small: leave out break points. is_narrow: put break points beside the names, and break a long heading
+    into two lines.
     """
     lengths = cells.lengths_of_short_table(table) if lengths is None else lengths
     lines = table.shown_lines
@@ -165,7 +165,10 @@ def _score_row(line: Line, record: Record, table: Table) -> list[Cell]:
 
 
 def _number_cells(number: Number, verdict: str, *, is_common: bool) -> list[Cell]:
-    """Return the mean, half of the interval and the verdict. is_common: of the targets of the levels."""
+    """Return the mean, half of the interval and the verdict.
+
+    is_common: the number is measured on the targets of the levels.
+    """
     return [_signed(number.mean, is_common=is_common), half_width(number.interval), verdict_cell(verdict)]
 
 

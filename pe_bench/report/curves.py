@@ -40,7 +40,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Curve:
-    """A line of the table."""
+    """The curve of a line of the table."""
 
     label: str
     points: tuple[Point, ...]

@@ -55,7 +55,7 @@ class Selection:
     labels: frozenset[str] | None = None
 
     def shows(self, length: int, train_length: int, scored_with: str | None) -> bool:
-        """Return whether a length of a line is shown; other lengths still serve as references.
+        """Return whether a length of a line is shown; other lengths are still used as references.
 
         scored_with: the label of the line's encoding; None for an anchor, which has none.
         """

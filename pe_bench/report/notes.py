@@ -54,7 +54,7 @@ def meanings_of_words(table: Table) -> list[str]:
     notes = []
     if table.key.slice != ALL:
         notes.append(slice_text(table))
-    notes += _holding(NOT_LEARNED, table)
+    notes += _notes_that_hold(NOT_LEARNED, table)
     if len(table.lines) > 1:
         notes += _target_sets(table)
     if not table.baseline:
@@ -230,8 +230,8 @@ def with_notes(table: Table, source: Source, order: Order) -> Table:
         notes.append(Note(order.text, order.is_caveat))
     notes += map(Note, _caveats(table, rows, source.runs))
     notes += unclear_notes(table, unsliced, source.runs)
-    notes += map(Note, _holding(SCORED_WITH, table))
-    notes += _missing(table)
+    notes += map(Note, _notes_that_hold(SCORED_WITH, table))
+    notes += _missing_values(table)
     notes += _offsets(table, rows)
     notes.append(Note(table.lacking))
     notes = [note for note in notes if note.text]
@@ -254,7 +254,7 @@ def _caveats(table: Table, rows: Sequence[Row], runs: ScoredRuns) -> Iterator[st
     for label in dict.fromkeys(label_of(line) for line in table.lines if line.run):
         yield RUNS_APART.format(label)
     if not table.key.is_of_checkpoints:
-        yield from _holding(FEW_SEEDS, table)
+        yield from _notes_that_hold(FEW_SEEDS, table)
     documents = [record.documents for record in table.records if record.levels]
     fewest = min(documents, default=MIN_DOCUMENTS)
     if fewest < MIN_DOCUMENTS:
@@ -264,7 +264,7 @@ def _caveats(table: Table, rows: Sequence[Row], runs: ScoredRuns) -> Iterator[st
 # Lines and lengths
 
 
-def _which(labels: Collection[str], lines: Sequence[Line]) -> str:
+def _first_labels(labels: Collection[str], lines: Sequence[Line]) -> str:
     """Return the first few of the labels in brackets; empty if they are the labels of all lines."""
     names = set(labels)
     return "" if len(names) == len(lines) else f" ({few_names(labels)})"
@@ -311,14 +311,14 @@ OF_PROTOCOL = {
 }
 
 
-def _holding(kinds: Kinds, table: Table) -> Iterator[str]:
+def _notes_that_hold(kinds: Kinds, table: Table) -> Iterator[str]:
     """Yield the note of each kind that is true of some lines."""
     token = "byte" if table.key.tokenizer == "bytes" else "token"
     facts = {"token": token, "solved": 100 * SOLVED}
     for text, is_so in kinds.items():
         labels = [line.label for line in table.lines if is_so(line)]
         if labels:
-            yield text.format(which=_which(labels, table.lines), names=", ".join(labels), **facts)
+            yield text.format(which=_first_labels(labels, table.lines), names=", ".join(labels), **facts)
 
 
 def _checkpoint(row: Row, config: Mapping[str, Any]) -> str:
@@ -405,7 +405,7 @@ def _sets_of_their_own(table: Table) -> str:
                 lengths.append(length)
     if not labels:
         return ""
-    where = f"{list_lengths(lengths)}{_which(labels, table.lines)}"
+    where = f"{list_lengths(lengths)}{_first_labels(labels, table.lines)}"
     first = f"from levels at {train_length} on the same targets"
     return f"~ changes at {where}: {first}, which are not those of the levels shown at {train_length:,}"
 
@@ -413,7 +413,7 @@ def _sets_of_their_own(table: Table) -> str:
 # Missing numbers
 
 
-def _missing(table: Table) -> Iterator[Note]:
+def _missing_values(table: Table) -> Iterator[Note]:
     """Yield the changes, intervals, differences and answers on context that are missing, and why."""
     places: dict[tuple[str, str], dict[str, list[int]]] = {}
     for line in table.lines:
@@ -426,7 +426,7 @@ def _missing(table: Table) -> Iterator[Note]:
                     lengths_of_lines.setdefault(line.label, []).append(length)
     for (kind, reason), lengths_of_lines in places.items():
         if kind == CONTEXT:
-            which = _which(lengths_of_lines, table.lines)
+            which = _first_labels(lengths_of_lines, table.lines)
             yield Note(f"{kind}{which}: {reason}", is_caveat=False)
         else:
             lengths = set().union(*lengths_of_lines.values())

@@ -38,7 +38,7 @@ def to_html(
     losses: Losses = MappingProxyType({}),
     title: str = "pe-bench report",
 ) -> str:
-    """Return the page as text; losses: of training, by the names of runs.
+    """Return the page as text. losses: the losses of training, by the names of runs.
 
     Style and script are in the page, and by its own policy it may ask for nothing else. Whatever comes from a
     run stands on one line and is escaped by the templates.

@@ -199,8 +199,8 @@ def _find(depths: Sequence[Mapping[str, Sequence[Row]]], read: Read) -> Found | 
     without = []
     try:
         for run in runs:
-            with_span.append(_joined([read(rows[run][0]) for rows in depths]))
-            without.append(_joined([read(rows[run][1]) for rows in depths]))
+            with_span.append(_join_depths([read(rows[run][0]) for rows in depths]))
+            without.append(_join_depths([read(rows[run][1]) for rows in depths]))
     except RunError as error:
         return str(error)
     first_rows = [rows[runs[0]][0] for rows in depths]
@@ -208,7 +208,7 @@ def _find(depths: Sequence[Mapping[str, Sequence[Row]]], read: Read) -> Found | 
     return _judge(with_span, without, windows, first_rows[0].chance or 0.0)
 
 
-def _joined(parts: Sequence[Scores]) -> Scores:
+def _join_depths(parts: Sequence[Scores]) -> Scores:
     """Return the scores at several depths as the scores of one set of targets.
 
     Windows of the same part of a document follow each other, whatever their depth. If documents are few, they
@@ -232,7 +232,10 @@ def _joined(parts: Sequence[Scores]) -> Scores:
 
 
 def _judge(with_span: Sequence[Scores], without: Sequence[Scores], windows: int, chance: float) -> Found:
-    """Return the finding from the scores of each run, with the span and without. windows: at each depth."""
+    """Return the finding from the scores of each run, with the span and without.
+
+    windows: the number of windows at each depth.
+    """
     clusters = with_span[0].clusters
     documents = len(clusters.documents)
     count = documents if clusters.segments == 1 else windows

@@ -416,7 +416,7 @@ class Table:
         """Return the anchors that people see: the trigram only if a model is no better, or as a baseline."""
         anchors = []
         for line in self.anchors:
-            if line.encoding != TRIGRAM or self._needs(line):
+            if line.encoding != TRIGRAM or self._needs_trigram(line):
                 anchors.append(line)
         return tuple(anchors)
 
@@ -424,7 +424,7 @@ class Table:
     def shown_lines(self) -> tuple[Line, ...]:
         return (*self.lines, *self.shown_anchors)
 
-    def _needs(self, trigram: Line) -> bool:
+    def _needs_trigram(self, trigram: Line) -> bool:
         """Return whether the trigram is the baseline, or a model no better at the training length."""
         if trigram.label == self.baseline or any(line.unlearned for line in self.lines):
             return True

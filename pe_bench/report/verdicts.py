@@ -295,7 +295,8 @@ def judge_context(
 ) -> ContextUse | None:
     """Return the use of context that the controls of rows at one length show; None if no row has a number.
 
-    trained: rows at the training length. why_open: as `why_open_within` says.
+    trained: rows at the training length. why_open: the reason why the use of context stays open, as
+    `why_open_within` returns it.
     """
     if not any(map(has_number, rows)):
         return None

@@ -81,7 +81,7 @@ def finished_runs(results_dir: Path) -> list[Path]:
 
 
 def tagged_runs(results_dir: Path, tag: str) -> list[Path]:
-    """Return the finished runs with a tag, in the order of finishing. Raise `UserError` for none."""
+    """Return the finished runs with a tag, in the order of finishing. Raise `UserError` if no run has it."""
     tags_of_runs = {run: tags_of(run) for run in finished_runs(results_dir)}
     tagged = [run for run, tags in tags_of_runs.items() if tag in tags]
     if tagged:
@@ -107,7 +107,7 @@ def runs_of_sweep(run: Path, results_dir: Path) -> list[Path]:
 
 
 def find_run(name: str, results_dir: Path) -> Path:
-    """Return the finished run with a name or path. Raise `UserError` for none and for several."""
+    """Return the finished run with a name or path. Raise `UserError` if no run or several runs have it."""
     runs = without_tries(find_runs([name], results_dir, anywhere=True))
     names = ", ".join(run.name for run in runs)
     require(len(runs) == 1, f"'{name}' is the name of several runs: give one in full: {names}")
@@ -129,11 +129,11 @@ def find_runs(
 ) -> list[Path]:
     """Return the finished runs that names select and that meet all conditions, each once.
 
-    A name is a run's encoding, its own, its beginning or a pattern, the path of a run, or a checkpoint's.
-    Without names, conditions choose among all runs. With `anywhere`, a run may be outside `results_dir`.
-    Raise `UserError` if no run has a name, and if no run is left.
+    A name is an encoding, a run's whole name or its beginning, a pattern, the path of a run, or the name of a
+    Hugging Face model. Without names, conditions choose among all runs. With `anywhere`, a run may be outside
+    `results_dir`. Raise `UserError` if no run has a name, and if no run is left.
     """
-    named = [_named(name, results_dir, anywhere=anywhere) for name in names]
+    named = [_runs_named(name, results_dir, anywhere=anywhere) for name in names]
     runs = list(dict.fromkeys(chain.from_iterable(named)))
     if not where:
         return runs
@@ -155,7 +155,7 @@ def runs_to_score(
 ) -> list[Path]:
     """Return the finished runs that names and conditions select; without either the newest, or everything.
 
-    Raises `UserError` for no run.
+    Raises `UserError` if there is no run.
     """
     for condition in where:
         message = f"--where {condition.key} chooses scores, and this command chooses runs: leave it out"
@@ -168,8 +168,8 @@ def runs_to_score(
     return runs if everything else runs[-1:]
 
 
-def _named(typed: str, results_dir: Path, *, anywhere: bool) -> list[Path]:
-    """Return the finished runs of one name, path or Hugging Face model. Raise `UserError` for none."""
+def _runs_named(typed: str, results_dir: Path, *, anywhere: bool) -> list[Path]:
+    """Return the finished runs of one name, path or Hugging Face model. Raise `UserError` without a run."""
     runs = finished_runs(results_dir)
     folder = results_dir / "runs"
     if is_checkpoint(typed):
@@ -185,9 +185,9 @@ def _named(typed: str, results_dir: Path, *, anywhere: bool) -> list[Path]:
     )
     for is_selected in ways if name else ():
         if selected := [run for run in runs if is_selected(run)]:
-            return [*map(_finished, selected)] if anywhere else selected
+            return [*map(_require_finished, selected)] if anywhere else selected
     if typed and os.path.isfile(os.path.join(typed, "config.yaml")):  # whatever was typed is no error here
-        run = _finished(Path(typed).resolve())
+        run = _require_finished(Path(typed).resolve())
         way_out = f"copy it there with `pe-bench import {shlex.quote(typed)}`, or say --results-dir"
         is_here = run.parent == folder.resolve()
         require(anywhere or is_here, f"the run {typed} is not one of {folder}: {way_out}")
@@ -207,7 +207,7 @@ def _way_out(typed: str) -> str:
     return condition if CONDITION.fullmatch(typed) else "see `pe-bench list runs`"
 
 
-def _finished(run: Path) -> Path:
+def _require_finished(run: Path) -> Path:
     """Return the given run. Raise `UserError` if it is not finished, `RunError` if it is damaged."""
     way_out = "repeat the command that trained it, and it continues"
     require(read_result(run) is not None, f"{run} is not finished: {way_out}")

@@ -91,14 +91,14 @@ def locked(run: Path, *, waits: Callable[[str], None] | None = None) -> Iterator
 
 @contextmanager
 def record_error(run: Path) -> Iterator[None]:
-    """Write an error inside to the run's `error.txt`, and delete the file without an error.
+    """Write an error raised within the context to the run's `error.txt`; without one, delete the file.
 
-    Only the lock's holder may use this.
+    Only the process that has the run's lock may use this.
     """
     try:
         yield
     except Exception as error:
-        with suppress(RunError, OSError):  # of a full disk
+        with suppress(RunError, OSError):  # the disk may be full
             write_text(run / ERROR, "".join(traceback.format_exception(error)))
         raise
     (run / ERROR).unlink(missing_ok=True)
@@ -147,9 +147,9 @@ class RunFolder:
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        """Return its configuration as plain values. A file without a checksum was written by hand.
+        """Return the run's configuration as plain values. A file without a checksum was written by hand.
 
-        Raise `ValueError` for a damaged file, and `OSError` for none.
+        Raise `ValueError` for a damaged file, and `OSError` for a missing file.
         """
         first, _, text = read_regular(self.path / "config.yaml").partition("\n")
         if not first.startswith(CONFIG_CHECKSUM):
@@ -160,7 +160,7 @@ class RunFolder:
 
     @cached_property
     def flat_config(self) -> dict[str, Any]:
-        """Return its configuration with keys such as train.lr; empty if it is unreadable."""
+        """Return the run's configuration with keys such as train.lr; empty if it is unreadable."""
         with suppress(*UNREADABLE):
             return flat(self.config)
         return {}
@@ -175,7 +175,7 @@ class RunFolder:
 
     @cached_property
     def machine(self) -> str:
-        """Return the GPU or processor that trained it, with its widest instructions; empty if unknown."""
+        """Return the GPU or processor that trained the run and its widest instructions; empty if unknown."""
         with suppress(*UNREADABLE, KeyError):
             values = read_json(self.path / "environment.json")
             facts = {name: one_line(str(value)) for name, value in values.items()}
@@ -211,7 +211,7 @@ class RunFolder:
 
     @cached_property
     def rows(self) -> list[Row]:
-        """Return the rows of its eval.csv."""
+        """Return the rows of the run's eval.csv."""
         with suppress(RunError):
             return read_rows(self.path / "eval.csv")
         return []

@@ -45,7 +45,8 @@ class Source:
     def stage(self, words: str, config: Config, setting: str) -> tuple[str, FirstStage, str]:
         """Return the label, the first stage and the setting of a child, the same for all seeds.
 
-        words: the encoding of the child's stage. config, setting: of the child, without its parent.
+        words: the encoding of the child's stage. config, setting: the configuration and the setting
+        of the child, without its parent.
         """
         train = config.train
         tokens = _in_short(train.total_steps * train.batch_tokens)
@@ -66,7 +67,7 @@ class Source:
 def find_source(
     config: Config, data_hash: str, trained_name: Callable[[Path, Config, Mapping[str, Any]], str]
 ) -> Source:
-    """Return the parent that a configuration names. Raises `UserError` for no such run.
+    """Return the parent that a configuration names. Raises `UserError` if no run fits.
 
     The facts of a deleted parent are those that its children in the same results keep, if only one parent
     fits. trained_name: returns a run's name when it was trained, from its folder, configuration and result.
@@ -178,13 +179,11 @@ def _run_that_meets(word: str, key: str, config: Config, data_hash: str) -> Path
             runs.append(run)
     typed = f"{key}={word}"
     what = f"seed={config.seed} on this data with this model"
-    require(
-        bool(runs), f"{typed}: no finished run with {what} meets these conditions: train one, or name a run"
-    )
+    message = f"{typed}: no finished run with {what} meets these conditions"
+    require(bool(runs), f"{message}: train one, or name a run")
     names = ", ".join(sorted(run.name for run in runs))
-    require(
-        len(runs) == 1, f"{typed}: several runs with {what} meet these conditions ({names}): add a condition"
-    )
+    message = f"{typed}: several runs with {what} meet these conditions ({names})"
+    require(len(runs) == 1, f"{message}: add a condition")
     return runs[0]
 
 

@@ -32,7 +32,10 @@ def runs_named(names: Iterable[str], results_dir: Path) -> list[Path]:
 
 
 def needed_by(runs: Sequence[Path], results_dir: Path) -> dict[Path, list[str]]:
-    """Return the names of the children that are not to be deleted, by their parents among the runs."""
+    """Return, for each of the runs that other runs need, the names of these other runs.
+
+    A run needs its parent and its first stage. Runs that are to be deleted themselves are left out.
+    """
     needed: dict[Path, list[str]] = {}
     for other in folders_of_runs(results_dir):
         if other in runs:

@@ -222,7 +222,7 @@ def is_as_trained(row: Row) -> bool:
 
 
 def describe_failures(rows: Iterable[Row]) -> str:
-    """Return a message on the rows at which a user's own code failed; empty if it failed at none."""
+    """Return a message on the rows at which a user's own code failed; empty without such rows."""
     failed = [row for row in rows if row.status == "failed"]
     if not failed:
         return ""

@@ -340,9 +340,9 @@ class KeptMeans:
         return means if np.array_equal(means.level, level, equal_nan=True) else None
 
     def rows_of_slice(self, rows: Sequence[Row], name: str) -> Iterator[Row]:
-        """Yield the rows of one slice. rows: of all targets. Nothing is yielded without means of the slice.
+        """Yield the rows of one slice; nothing without means of the slice.
 
-        A row without a number gives a row of the slice without a number.
+        rows: the rows of all targets. A row without a number gives a row of the slice without a number.
         """
         shared: dict[str, dict[str, Any]] = {}  # for each target set, the values in all its rows
         for row in rows:
@@ -362,7 +362,7 @@ class KeptMeans:
 
 
 def _level_of_slice(row: Row, means: Means) -> dict[str, float | None]:
-    """Return the columns of the level of a slice. means: of the slice."""
+    """Return the columns of the level of a slice. means: the means of the slice."""
     assert means.sizes is not None
     if row.loses_text:
         return _level_columns(means.level, None)
@@ -396,7 +396,10 @@ def read_means(run: Path) -> KeptMeans:
 
 
 def _write_means(run: Path, rows: Iterable[Row], slices: Masks, judges: Mapping[str, str]) -> None:
-    """Write the means of rows, of all their targets and of each slice. slices, judges: as in `KeptMeans`."""
+    """Write the means of rows, of all their targets and of each slice.
+
+    slices, judges: the fields of `KeptMeans`.
+    """
     tensors = dict(slices)
     facts: dict[str, tuple[object, ...]] = {}
     for row in rows:

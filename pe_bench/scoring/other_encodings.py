@@ -230,7 +230,7 @@ def _shapes(encoding: EncodingSpec, n_layers: int) -> dict[str, list[int]]:
 
 
 def declared(part: PartSpec, kind: str) -> str:
-    """Return the option of this kind that a part's class declares and takes; empty without one."""
+    """Return the option that a part's class declares as `kind`; empty where the part has no such option."""
     option = getattr(part.encoding_class, kind)
     return option if option in part.values else ""
 

@@ -100,7 +100,7 @@ class Scorer:
             return Scored(status="failed", reason=description)
 
     def _find_lookahead(self, plan: Plan) -> str:
-        """Return the problem of a user's own encoding that reads later tokens at this length; else empty."""
+        """Return the problem if a user's own encoding reads later tokens at this length; else empty."""
         if not plan.windows or not is_users_own(self.model.encoding):
             return ""
         window = max(plan.windows, key=lambda window: window.size)
@@ -115,7 +115,7 @@ class Scorer:
             return Scored(nll, correct, peak.mb)
         fed = []
         for window in plan.windows:
-            if len(self._kept(window)) < window.size:
+            if len(self._nll_from_start(window)) < window.size:
                 fed.append(replace(window, first=0, targets=window.size))
         with PeakMemory(self.model.device) as peak:
             nll, _ = self._run(replace(plan, windows=fed))
@@ -125,14 +125,14 @@ class Scorer:
         parts = []
         for window in plan.windows:
             end = window.first + window.targets
-            parts.append(self._kept(window)[window.first : end])
+            parts.append(self._nll_from_start(window)[window.first : end])
         ran_at_length = any(window.size == plan.length for window in fed)
         return Scored(np.concatenate(parts), peak_memory_mb=peak.mb if ran_at_length else None)
 
     def _shares(self, plan: Plan) -> bool:
         return plan.protocol in SHARING and "prefix_consistent" in self.model.encoding.claims
 
-    def _kept(self, window: Window) -> np.ndarray:
+    def _nll_from_start(self, window: Window) -> np.ndarray:
         return self._from_start.get((window.document, window.start), NOTHING)
 
     def _run(self, plan: Plan) -> tuple[np.ndarray, np.ndarray]:
@@ -220,7 +220,10 @@ def _renew_threads() -> None:
 
 
 def why_not(plan: Plan, model: LanguageModel) -> str:
-    """Return the reason why a control would show nothing; empty for other controls and plans."""
+    """Return the reason not to score a control, which would show nothing.
+
+    Empty for a control to score, and for a plan that is not a control.
+    """
     if plan.control == "window" and is_windowed(model.encoding, model.n_layers, plan.length):
         return "the encoding is windowed itself"
     has_own_donor = any(window.donor == window.document for window in plan.windows)

@@ -54,7 +54,7 @@ class Cost:
     is_said: bool = False
 
     def expect(self, seconds: float, cores: int) -> None:
-        """Print the cost of the pieces that are left, once. seconds: of one piece."""
+        """Print the cost of the pieces that are left, once. seconds: the time of one piece."""
         left = max(1, self.pieces - self.ended)
         total = seconds * left
         if not self.is_said and total >= WORTH_SAYING:
@@ -83,7 +83,7 @@ def listener() -> Listener | None:
 
 @contextmanager
 def told_to(hears: Listener | None) -> Iterator[None]:
-    """Within the context, `expect` calls `hears`."""
+    """Within the context, `expect` reports the expected cost to the listener `hears`."""
     token = _listener.set(hears)
     try:
         yield

@@ -63,7 +63,7 @@ def resolve_precision(precision: str, device: torch.device) -> torch.dtype:
 
 
 def available_cores(quota: Path = CONTAINER_QUOTA) -> int:
-    """Return the number of cores that this process may use. quota: a file of the container's.
+    """Return the number of cores that this process may use. quota: the file with the container's quota.
 
     Slurm states the number of a job's cores, and does not always enforce it.
     """

@@ -160,7 +160,7 @@ def orthogonalise(matrices: Tensor) -> Tensor:
 
 
 def orthogonalise_in_bfloat16(matrices: Tensor) -> Tensor:
-    """Do as `orthogonalise` in bfloat16, for matrices (B, M, N) of any type.
+    """Do in bfloat16 what `orthogonalise` does, for matrices (B, M, N) of any type.
 
     Each iteration computes X Xᵀ anew, as the authors of Muon do: updating it from iteration to iteration, as
     in `orthogonalise`, would accumulate the errors of eight bits.

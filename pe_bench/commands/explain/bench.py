@@ -75,7 +75,7 @@ class Bench:
 
     @classmethod
     def of(cls, job: Job, plans: Sequence[Plan]) -> "Bench":
-        """Move the job's model to its device. plans: those of `plan_targets`."""
+        """Move the job's model to its device. plans: the plans from `plan_targets`."""
         model = job.model.to(job.device).eval()
         scored: dict[int, Plan] = {}
         fitted_on: dict[int, Plan] = {}

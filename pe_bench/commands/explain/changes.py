@@ -131,7 +131,10 @@ def _with_part(subject: Subject, number: int, part: LayerEncoding) -> NewLayer:
 
 
 def band_text(low: float, high: float) -> str:
-    """Return a band of wavelengths as text, such as `1-4`. low, high: in training lengths."""
+    """Return a band of wavelengths as text, such as `1-4`.
+
+    low, high: the ends of the band, in training lengths.
+    """
     if low == 0:
         return f"<{high:g}"
     if high == math.inf:
@@ -144,8 +147,8 @@ def changed_model(
 ) -> LanguageModel | str:
     """Return the model with the change in each layer where the change has a meaning.
 
-    Returns the reasons why the change has no meaning, if it has none in any layer. numbers: of the layers.
-    is_all: these are all layers, so the change also acts on positions added to the input.
+    Returns the reasons why the change has no meaning, if it has none in any layer. numbers: the numbers of
+    the layers. is_all: these are all layers, so the change also acts on positions added to the input.
     """
     layers: dict[int, LayerEncoding] = {}
     windows: dict[int, int] = {}
@@ -306,7 +309,7 @@ class CutDistances(Stack):
         super().__init__(parts)
         self.near = near
 
-    def _far(self, queries: Side, keys: Side) -> tuple[Side, Side]:
+    def _far_sides(self, queries: Side, keys: Side) -> tuple[Side, Side]:
         """Return queries and keys at positions whose difference is `near`."""
         far_q = torch.full_like(queries.position, self.near)
         start = torch.zeros_like(keys.position)
@@ -315,36 +318,36 @@ class CutDistances(Stack):
     def transform(self, queries: Side, keys: Side) -> tuple[Tensor, Tensor]:
         """Transform queries and keys at their own and at far positions; concatenate both, twice as wide."""
         near_q, near_k = super().transform(queries, keys)
-        far_q, far_k = super().transform(*self._far(queries, keys))
+        far_q, far_k = super().transform(*self._far_sides(queries, keys))
         both_q = torch.cat([near_q, far_q], -1)
         both_k = torch.cat([near_k, far_k], -1)
         return both_q, both_k
 
-    def _sides(self, queries: Side, keys: Side) -> tuple[tuple[Side, Side], tuple[Side, Side]]:
+    def _near_and_far_sides(self, queries: Side, keys: Side) -> tuple[tuple[Side, Side], tuple[Side, Side]]:
         """Return queries and keys for near pairs, then for far pairs."""
         near_q, far_q = queries.x.chunk(2, -1)
         near_k, far_k = keys.x.chunk(2, -1)
         near = queries._replace(x=near_q), keys._replace(x=near_k)
         far = queries._replace(x=far_q), keys._replace(x=far_k)
-        return near, self._far(*far)
+        return near, self._far_sides(*far)
 
     def _is_near(self, queries: Side, keys: Side) -> Tensor:
         distance = queries.position.unsqueeze(-1) - keys.position.unsqueeze(-2)
         return distance < self.near
 
     def scores(self, queries: Side, keys: Side, scale: float) -> Tensor:
-        near, far = self._sides(queries, keys)
+        near, far = self._near_and_far_sides(queries, keys)
         near_scores = super().scores(*near, scale)
         far_scores = super().scores(*far, scale)
         return torch.where(self._is_near(queries, keys), near_scores, far_scores)
 
     def terms(self, queries: Side, keys: Side) -> list[ScoreTerm]:
-        (near_q, near_k), (far_q, far_k) = self._sides(queries, keys)
+        (near_q, near_k), (far_q, far_k) = self._near_and_far_sides(queries, keys)
         is_near = self._is_near(queries, keys)
         return [ScoreTerm(near_q.x, near_k.x, is_near), ScoreTerm(far_q.x, far_k.x, ~is_near)]
 
     def bias(self, queries: Side, keys: Side) -> Tensor | None:
-        near, far = self._sides(queries, keys)
+        near, far = self._near_and_far_sides(queries, keys)
         near_bias = super().bias(*near)
         far_bias = super().bias(*far)
         if near_bias is None or far_bias is None:

@@ -181,7 +181,7 @@ def _most_precise(effects: Sequence[Effect]) -> Effect:
 
 
 def _other_kinds(whole: Sequence[Effect], named: str) -> str:
-    """Return a clause on each kind of change but that of `named`: its best change, and the share restored.
+    """Name the best change of each kind except the kind of `named`, and the share it restores, as a clause.
 
     whole: the effects of changes in all layers.
     """

@@ -53,7 +53,10 @@ class Observer:
         self.queries, self.shift = queries, shift
 
     def softmax(self, number: int, blocks: Iterator[QueryBlock]) -> None:
-        """Get the logits of layer `number`. blocks: of queries, in rising order, each with all its keys."""
+        """Get the logits of layer `number`.
+
+        blocks: blocks of queries in rising order, with all their keys.
+        """
 
     def recurrent(self, number: int, state: State) -> None:
         """Get the state that a pass leaves in layer `number`, a layer without softmax."""
@@ -97,7 +100,7 @@ class ObservedLayer(Wrapper):
             yield QueryBlock(layer, scores.expand(shape), visible, asking, seen, moved)
 
     def attend_chunked(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        layer = self._owner("attend")
+        layer = self._part_that_changes("attend")
         if isinstance(layer, Recurrent):
             self.observer.recurrent(self.number, layer.state_after(x, q, k, v))
         return super().attend_chunked(x, q, k, v)
@@ -115,7 +118,10 @@ def target_queries(plan: Plan) -> range:
 def observed_model(
     model: LanguageModel, observer: Observer, numbers: Sequence[int] | None = None
 ) -> LanguageModel:
-    """Return the same model with an observer of its layers. numbers: of the layers; None: all layers."""
+    """Return the same model with an observer of its layers.
+
+    numbers: the layers to observe; None: all layers.
+    """
     chosen = range(model.n_layers) if numbers is None else numbers
     layers: dict[int, LayerEncoding] = {}
     for number in chosen:

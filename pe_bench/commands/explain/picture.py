@@ -152,7 +152,7 @@ def _draw_legend(axes: "Axes") -> None:
 
 
 def _plot(axes: "Axes", name: str, means: Mapping[int, float]) -> None:
-    """Draw the line of a measure. means: by length."""
+    """Draw the line of a measure. means: the mean at each length."""
     style = LINE_STYLES[name]
     (line,) = axes.plot([*means], [*means.values()], label=style.text, markersize=4)
     line.set(color=paper.COLOURS[style.colour], marker=paper.MARKERS[style.marker])

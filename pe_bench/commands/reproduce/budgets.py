@@ -98,9 +98,9 @@ def budget_of(series: Series, scores: Measurements) -> Budget | None:
 
 
 def first_that_reads(budgets: Iterable[Budget]) -> dict[str, int | None]:
-    """Return the training tokens from which each encoding surely reads far.
+    """Return, for each encoding, the smallest budget of training tokens from which it surely reads far.
 
-    It reads far at that budget and at all larger ones; None for an encoding that does not.
+    The encoding reads far at that budget and at all larger budgets; None if there is no such budget.
     """
     first: dict[str, int | None] = {}
     for encoding, alike in grouped(budgets, lambda budget: budget.encoding).items():
@@ -161,7 +161,7 @@ def kendall_tau(pairs: Sequence[tuple[float, float]]) -> float:
 def table_of(budgets: Sequence[Budget], length: int, width: int) -> Iterator[str]:
     """Yield the lines of a table, and for each encoding the budget from which it reads far.
 
-    length: the training length. width: of the terminal.
+    length: the training length. width: the width of the terminal, in columns.
     """
     near = f"{NEAR * length:,}"
     far = f"{FAR * length:,}"

@@ -248,7 +248,10 @@ class Measurements:
         return {row.seed: (row, first) for row, first in changes}
 
     def gain(self, series: Series, length: int, *kinds: tuple[str, str]) -> Number:
-        """Return the level under one protocol and control minus the level under another. kinds: both."""
+        """Return the level under one protocol and control minus the level under another.
+
+        kinds: the two pairs of a protocol and a control.
+        """
         first, second = (self.at(series, length, *kind) for kind in kinds)
         return paired(pairs_of(first, second), self._runs, NOT_SCORED)
 
@@ -357,15 +360,15 @@ def _outcome(claim: Claim, interval: Interval | None) -> Outcome:
     if claim.kind in ("reads_past_window", "stays_in_window"):
         return GAINS[judge_gain_over_control(interval)]
     if claim.kind == "alike":
-        return _between(interval, -ALIKE, ALIKE)
+        return _judge_between(interval, -ALIKE, ALIKE)
     if claim.kind == "changes_by":
-        return _between(interval, claim.low, claim.high)
-    outcome = _below(interval, MARGIN if claim.kind == "breaks" else 0.0)
+        return _judge_between(interval, claim.low, claim.high)
+    outcome = _judge_below(interval, MARGIN if claim.kind == "breaks" else 0.0)
     more_is_better = claim.kind == "order" and claim.protocol == TASK
     return OPPOSITE[outcome] if more_is_better else outcome
 
 
-def _below(interval: Interval, bound: float) -> Outcome:
+def _judge_below(interval: Interval, bound: float) -> Outcome:
     """Return whether the claim holds that a difference is below a bound.
 
     It holds, or is contradicted, if the whole interval lies on one side; infinite ends count too.
@@ -375,13 +378,13 @@ def _below(interval: Interval, bound: float) -> Outcome:
     return "contradicted" if interval.low > bound else "unclear"
 
 
-def _between(interval: Interval, low: float | None, high: float | None) -> Outcome:
+def _judge_between(interval: Interval, low: float | None, high: float | None) -> Outcome:
     """Return whether the claim holds that a difference lies between two bounds; None for no bound."""
     sides: set[Outcome] = set()
     if low is not None:
-        sides.add(OPPOSITE[_below(interval, low)])
+        sides.add(OPPOSITE[_judge_below(interval, low)])
     if high is not None:
-        sides.add(_below(interval, high))
+        sides.add(_judge_below(interval, high))
     if "contradicted" in sides:
         return "contradicted"
     return "unclear" if "unclear" in sides else "holds"

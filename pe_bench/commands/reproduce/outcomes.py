@@ -33,8 +33,9 @@ REASONS = {
     "seeds": "other numbers of seeds",
     "torch": "another version of PyTorch",
 }
-# Of a table, a CSV file. level: a mean over seeds in bits per byte, or of a task the share of right examples.
-# seed_sd: the standard deviation over seeds; 0 for one seed. torch: without its build. machine: that trained.
+# The columns of a table, a CSV file. level: a mean over seeds in bits per byte, or of a task the share of
+# right examples. seed_sd: the standard deviation over seeds; 0 for one seed. torch: the version without its
+# build. machine: the machine that trained.
 KEY = ("variant", "data", "sweep", "encoding", "protocol", "control", "length")
 OF_LEVEL = ("level", "seed_sd", "seeds", "data_hash", "target_hash", "model", "setting")
 COLUMNS: tuple[str, ...] = (*KEY, *OF_LEVEL, "torch", "pe_bench", "date", "machine")

@@ -137,7 +137,7 @@ def launch_overrides(overrides: Sequence[str], search: Sequence[Path]) -> Summar
 
 
 def _summarize(sweep: Sweep, overrides: Sequence[str], start: Callable[[], None]) -> Summary:
-    """Call `start`, which runs the jobs, and return their ends. overrides: with the launcher's name."""
+    """Call `start`, which runs the jobs, and return their ends. overrides: the launcher's name among them."""
     problem = ""
     if "hydra/launcher=submitit_slurm" in overrides:
         _ask_slurm_in_time()

@@ -165,7 +165,7 @@ class Look:
         """Whether more seeds are of no use. Mixed is sure once the change is surely worse at one length."""
         if not self.is_scheduled:
             return False
-        low, low_at_longest = self._lows
+        low, low_at_longest = self._lower_bounds
         is_surely_mixed = self.is_mixed & ((low > 0) | (low_at_longest > 0))
         return self.is_better | self.is_not_better | is_surely_mixed
 
@@ -204,7 +204,7 @@ class Look:
         it is better by less than the margin at both.
         """
         is_better, is_better_at_longest = self.better_at
-        low, low_at_longest = self._lows
+        low, low_at_longest = self._lower_bounds
         is_worse = (low > self.margin) | (low_at_longest > self.margin)
         is_no_gain = (low > -self.margin) & (low_at_longest > -self.margin)
         is_no_better = np.logical_not(is_better | is_better_at_longest)
@@ -221,7 +221,7 @@ class Look:
         return "not better" if self.is_not_better else "unclear"
 
     @property
-    def _lows(self) -> tuple[Floats, Floats]:
+    def _lower_bounds(self) -> tuple[Floats, Floats]:
         """The lower bounds at both lengths, by which a change is worse; all tries have the same."""
         alpha = ALPHA * share_of_look(self.seeds)
         low, _ = self.at_training.bound(alpha)

@@ -266,7 +266,8 @@ def _train_until_sure(
 ) -> Outcome:
     """Train seeds until the answer is sure or the time is up, and return the outcome.
 
-    change, baseline: jobs without their seeds. end: of the time, by `time.monotonic`. cost: of a seed.
+    change, baseline: jobs without their seeds. end: the end of the time, by `time.monotonic`. cost: the cost
+    of a seed.
     """
     earlier = tried.seeds  # that an earlier command judged: all of them are judged again, whatever the time
     pairs: list[tuple[Run, Run]] = []
@@ -299,7 +300,7 @@ def _train_until_sure(
 
 
 def _has_time(seeds: int, seconds: float, end: float) -> bool:
-    """Return whether all seeds up to the next look would end in time. seconds: that each seed takes."""
+    """Return whether all seeds up to the next look would end in time. seconds: the time of each seed."""
     following = sequential.next_look(seeds)
     if following is None:
         return False
@@ -324,7 +325,10 @@ def _outcome(
     seconds: float,
     results: Path,
 ) -> Outcome:
-    """Return the outcome of a try. pairs: runs of the change and the baseline by seed. lines: of both."""
+    """Return the outcome of a try.
+
+    pairs: for each seed, the run of the change and the run of the baseline. lines: the line of each.
+    """
     works_to = lines[0].break_point, lines[1].break_point
     ratios = []
     for run, other in pairs:
@@ -333,12 +337,12 @@ def _outcome(
     change, baseline = pairs[0]
     row = change.scored[0]
     parameters = row.parameters - baseline.scored[0].parameters
-    earlier = _confirmed(tried, results) if tried.kind == "confirm" else None
+    earlier = _confirmed_try(tried, results) if tried.kind == "confirm" else None
     unit = NATS.name if row.loses_text else BITS.name
     return Outcome(tried, seen, works_to, time_ratio, parameters, seconds, earlier, unlearned, unit)
 
 
-def _confirmed(tried: Try, results: Path) -> Try | None:
+def _confirmed_try(tried: Try, results: Path) -> Try | None:
     """Return the try that a confirmation confirms; None if the change was not tried before."""
     for earlier in read_tries(results):
         is_same_change = (earlier.change, earlier.baseline) == (tried.change, tried.baseline)
@@ -368,10 +372,8 @@ def _prepared(kind: Kind, change_config: Config, baseline_config: Config) -> Try
     require(lengths[-1] > train_length, message)
     run = change.folder.name
     baseline_run = baseline.folder.name
-    require(
-        run != baseline_run,
-        f"{change.label} is compared with itself: give another run or encoding with --against",
-    )
+    message = f"{change.label} is compared with itself"
+    require(run != baseline_run, f"{message}: give another run or encoding with --against")
     sides = (change.label, baseline.label, run, baseline_run)
     tried = Try(kind, 0, *sides, train_length, lengths, today())
     return replace(tried, evaluation=_evaluation(change.config))

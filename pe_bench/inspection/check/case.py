@@ -72,7 +72,7 @@ class Finding(NamedTuple):
 
 
 class FailureError(Exception):
-    """A property that does not hold; the text says what was measured."""
+    """Raised by the check of a property that does not hold; the text says what was measured."""
 
 
 class UnclaimedError(Exception):
@@ -231,7 +231,10 @@ def line_of(part: nn.Module, hook: str) -> str:
 
 
 def never_called(part: nn.Module) -> str:
-    """Name a method that is never called: a misspelt hook, or one of the other base class; else nothing."""
+    """Return a message on a method that is never called; empty if there is no such method.
+
+    The method is a misspelt hook, or a hook of the other base class.
+    """
     kind = base_class_of(part)
     hooks = [*_methods(LayerEncoding), *_methods(PositionalEncoding)]
     for name in _methods(type(part)):

@@ -52,7 +52,7 @@ TOKENS = 9  # differs from every other size of the model
 SIZES = {"B": 2, "H": MODEL.n_heads, "K": MODEL.d_head, "D": MODEL.d_model, "1": 1}
 SIZES |= dict.fromkeys("TQNn", TOKENS)
 OPTIONAL = ("logit_scale", "distance_bias", "bias", "null_logit", "gate")  # may return None
-SHARED = "BHQ"  # axes along which one value may serve all
+SHARED = "BHQ"  # axes along which one value may stand for all
 # The keys that each query of a case sees: where it sees none, scores do not matter.
 CAUSAL = torch.ones(TOKENS, TOKENS).tril().bool()
 

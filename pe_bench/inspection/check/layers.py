@@ -413,7 +413,7 @@ def many_keys(case: Case) -> str:
         raise UnclaimedError(f"undefined past {TRAIN_LENGTH} tokens")
     inputs = case.inputs(MOST_KEYS + AROUND, batch=1)
     start = torch.arange(2 * AROUND)
-    text = _first(inputs, 2 * AROUND)
+    text = _first_tokens(inputs, 2 * AROUND)
     for layer, limit in product(case.layers, LIMITS):
         if case.claims("shift_invariant"):
             at_start = reference_attention(layer, *text, start)
@@ -428,7 +428,7 @@ def many_keys(case: Case) -> str:
 
 def _difference_with_neighbours(layer: LayerEncoding, inputs: Inputs, keys: int) -> float:
     """Return the largest difference between row `keys` computed alone and computed with its neighbours."""
-    longer = _first(inputs, keys + AROUND)
+    longer = _first_tokens(inputs, keys + AROUND)
     position = torch.arange(keys + AROUND)
     neighbours = range(keys - AROUND, keys + AROUND)
     together = _read(layer, longer, position, neighbours)[:, :, AROUND - 1]
@@ -442,13 +442,13 @@ def _read(layer: LayerEncoding, inputs: Inputs, position: Tensor, rows: range) -
     A layer without softmax is computed in chunks: token by token, a text of this length takes minutes.
     """
     if layer.overrides("attend"):
-        text = _first(inputs, rows.stop)
+        text = _first_tokens(inputs, rows.stop)
         output = attention(layer, *text, position[: rows.stop])
         return output[:, :, rows.start :]
     return reference_attention(layer, *inputs, position, rows=rows)
 
 
-def _first(inputs: Inputs, length: int) -> Inputs:
+def _first_tokens(inputs: Inputs, length: int) -> Inputs:
     """Return the inputs of the first tokens. length: how many tokens."""
     x, *heads = inputs
     q, k, v = (each[:, :, :length] for each in heads)

@@ -150,7 +150,7 @@ def _mask(visible: Tensor, bias: Tensor | None, v: Tensor) -> Tensor:
 def fused_relative_attention(
     encoding: Relative, x: Tensor, q: Tensor, k: Tensor, v: Tensor, position: Tensor, window: None = None
 ) -> Tensor:
-    """Serve encodings with tables, at positions that count tokens, without gradients."""
+    """Compute attention for encodings with tables, at positions that count tokens, without gradients."""
     # Autocast would reduce scores, log-sum-exps and weights to half precision; they are float32 here.
     with torch.autocast(q.device.type, enabled=False):
         near = Near(encoding, q)

@@ -23,7 +23,7 @@ from pe_bench.model.attention.reference import apply_logit_scale, project, share
 def fused_attention(
     encoding: LayerEncoding, x: Tensor, q: Tensor, k: Tensor, v: Tensor, position: Tensor, window: None = None
 ) -> Tensor:
-    """Serve encodings with `transform`, `logit_scale` and `null_logit` alone."""
+    """Compute attention for encodings with no hooks but `transform`, `logit_scale` and `null_logit`."""
     queries, keys = project(encoding, x, q, k, position)
     scaled_q = apply_logit_scale(queries.x, encoding.logit_scale(queries))
     null = encoding.null_logit(queries)
@@ -169,7 +169,7 @@ LONG = 8_192
 def fused_distance_attention(
     encoding: LayerEncoding, x: Tensor, q: Tensor, k: Tensor, v: Tensor, position: Tensor, window: None = None
 ) -> Tensor:
-    """Serve encodings with a `distance_bias`, at positions that count tokens.
+    """Compute attention for encodings with a `distance_bias`, at positions that count tokens.
 
     With queries in reverse order, the bias of query i' and key j depends on i' + j alone: a Hankel matrix,
     which is a view with strides (1, 1) of a vector with one value for each distance. Keys after the query are

@@ -31,7 +31,10 @@ TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
 def native_attention(
     encoding: LayerEncoding, x: Tensor, q: Tensor, k: Tensor, v: Tensor, position: Tensor, window: None = None
 ) -> Tensor:
-    """Serve encodings with a `distance_bias`, at positions that count tokens, or with no bias."""
+    """Compute attention for encodings with a `distance_bias` or no bias.
+
+    With a `distance_bias`, positions must count tokens.
+    """
     queries, keys = project(encoding, x, q, k, position)
     table = distance_table(encoding, q) if encoding.overrides("distance_bias") else None
     dtype = torch.float32
@@ -47,7 +50,7 @@ def native_attention(
 def native_column_attention(
     encoding: LayerEncoding, x: Tensor, q: Tensor, k: Tensor, v: Tensor, position: Tensor, window: None = None
 ) -> Tensor:
-    """Serve encodings with a low-rank bias: `columns` of the queries and of the keys.
+    """Compute attention for encodings with a low-rank bias: `columns` of the queries and of the keys.
 
     The kernel adds the products of columns first and in their order, so large numbers with a small difference
     cancel exactly before another number is added.
