@@ -105,8 +105,8 @@ def export_checkpoint(text: str, scaling: str, folder: Path, results_dir: Path) 
         try:
             if source.gguf is None:
                 _copy(source, temporary)
-                text = json.dumps(values, indent=2)
-                (temporary / CONFIG).write_text(f"{text}\n", encoding="utf-8")
+                config_text = json.dumps(values, indent=2)
+                (temporary / CONFIG).write_text(f"{config_text}\n", encoding="utf-8")
             else:
                 write_weights(temporary, source, opened.model.causal, values)
             written = Source(f"hf:{temporary}", temporary)

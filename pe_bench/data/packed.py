@@ -41,7 +41,8 @@ class Split:
 
     def document(self, index: int) -> np.ndarray:
         """Return the token ids of one document, without a copy."""
-        start, stop = self.starts[index : index + 2]
+        start = self.starts[index]
+        stop = self.starts[index + 1]
         return self.tokens[start:stop]
 
 

@@ -150,7 +150,7 @@ class Chart:
 
     def _has_other_targets(self, label: str) -> bool:
         """Return whether a line has levels of other targets than the curves."""
-        [line] = (line for line in self.table.lines if line.label == label)
+        line = next(line for line in self.table.lines if line.label == label)
         for record in line.records.values():
             if record.levels and not self.table.is_drawn(record, record.target_hash):
                 return True

@@ -177,7 +177,7 @@ def _point_text(curve: Curve, point: Point, chart: Chart) -> str:
     if chart.x_label == POSITION_LABEL:
         level = f"{number_text(point.value)} {chart.table.key.loss.name}"
         return f"{curve.label}\n{point.x:,.0f} tokens before it\n{level}"
-    [line] = (line for line in chart.table.lines if line.label == curve.label)
+    line = next(line for line in chart.table.lines if line.label == curve.label)
     return point_text(line, line.records[int(point.x)], chart.table)
 
 

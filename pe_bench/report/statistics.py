@@ -366,7 +366,7 @@ def _rest(differences: np.ndarray, seed_means: np.ndarray, document_means: np.nd
 
 def _critical(count: int, confidence: float) -> float:
     """Return Student's t for the mean of `count` values; 0 for a single one, which has no spread."""
-    if count == 1:
+    if count <= 1:
         return 0.0
     # The quantile itself: importing scipy.stats takes longer than a whole report.
     return float(stdtrit(count - 1, (1 + confidence) / 2))

@@ -104,9 +104,8 @@ def find_source(
 
 
 def _is_condition(word: str) -> bool:
-    if Path(word).exists():
-        return False
-    return all(CONDITION.fullmatch(part) for part in word.split(","))
+    has_form = all(CONDITION.fullmatch(part) for part in word.split(","))
+    return has_form and not Path(word).exists()
 
 
 def _kept_sources(word: str, config: Config, data_hash: str) -> Iterator[Source]:

@@ -86,9 +86,9 @@ def _table_of_changes(found: Explanation) -> Grid:
     missing: list[Missing] = []
     first_lost = min((loss.length for loss in found.losses if loss.is_sure), default=0)
     for (change, place), by_length in known.items():
-        reason = by_length[first_lost].reason
-        if reason:
-            missing.append((reason, change, place))
+        first = by_length.get(first_lost)
+        if first is not None and first.reason:
+            missing.append((first.reason, change, place))
             continue
         cost = _cost_cell(by_length.get(trained))
         shares = [_share_cell(by_length.get(length)) for length in found.lengths]

@@ -47,13 +47,13 @@ class String(EffectiveDistance):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        first = self.shift_from or max(1, self.train_length // 3)
-        local = self.local_window or max(1, self.train_length // 32)
+        first = max(1, self.train_length // 3) if self.shift_from is None else self.shift_from
+        local = max(1, self.train_length // 32) if self.local_window is None else self.local_window
         wrong = f"encoding.local_window={local} must be at most encoding.shift_from={first}"
         require(local <= first, f"{wrong}: distances are shortened")
         self.keep_near(first)
         self.shortened_by = first - local
-        self.factor = self.attention_factor or 0.1 * math.log(2) + 1
+        self.factor = 0.1 * math.log(2) + 1 if self.attention_factor is None else self.attention_factor
 
     def far_positions(self, q_position: Tensor, k_position: Tensor) -> tuple[Tensor, Tensor]:
         return q_position - self.shortened_by, k_position
