@@ -257,11 +257,11 @@ def _explained_error(error: Exception, overrides: Sequence[str], search: Sequenc
     refused = REFUSED_KEY.match(text)
     if refused and not refused[1].startswith("hydra."):
         known = [*plain_keys(), *option_keys(overrides, search)]
-        return unknown_key(_refused_in_mapping(refused[1], overrides, known), known)
+        return unknown_key(_unknown_key_in_mapping(refused[1], overrides, known), known)
     return UserError(first_line(error))
 
 
-def _refused_in_mapping(key: str, overrides: Sequence[str], known: Sequence[str]) -> str:
+def _unknown_key_in_mapping(key: str, overrides: Sequence[str], known: Sequence[str]) -> str:
     """Return the unknown key in the mapping of the override of `key`, or else `key` itself.
 
     For `train={lrr: 3}`, Hydra refuses the known key `train` in place of `train.lrr`.

@@ -240,7 +240,7 @@ def with_whole_rows(x: Tensor) -> Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
-def like_rows_of_tokens(x: Tensor) -> Tensor:
+def empty_tokens_first(x: Tensor) -> Tensor:
     """Return an empty tensor [B, H, T, V] with the memory layout [B, T, H, V] of the decoder."""
     batch, heads, tokens, width = x.shape
     return x.new_empty(batch, tokens, heads, width).transpose(1, 2)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from pe_bench.native.build import data_of, kernel, like_rows_of_tokens, shape_of, strided, with_whole_rows
+from pe_bench.native.build import data_of, empty_tokens_first, kernel, shape_of, strided, with_whole_rows
 
 CHUNK = 32  # rows that are summed together; the `CHUNK` of layers.h
 
@@ -137,7 +137,7 @@ def _rotated(x: Tensor, cosines: Tensor, sines: Tensor, sign: float) -> Tensor:
     x = with_whole_rows(x)
     cosines = cosines.contiguous()
     sines = sines.contiguous()
-    out = like_rows_of_tokens(x)
+    out = empty_tokens_first(x)
     tokens, pairs = cosines.shape[-2:]
     is_shared = cosines.dim() == 2 or len(cosines) == 1
     batch_stride = 0 if is_shared else tokens * pairs

@@ -322,9 +322,9 @@ def _latex_table(grid: Grid, number: int) -> str:
     notes = filter(None, (grid.why, *grid.notes))
     comments = [f"% {outside_text.one_line(note)}" for note in notes]
     title = ", ".join(grid.title)
-    caption = outside_text.latex(". ".join((title, *grid.notes[:1])))
+    caption = outside_text.escape_latex(". ".join((title, *grid.notes[:1])))
     sides = "".join("l" if column.is_left else "r" for column in grid.columns)
-    headings = map(outside_text.latex, _one_line_headings(grid))
+    headings = map(outside_text.escape_latex, _one_line_headings(grid))
     lines = [
         *comments,
         r"\begin{table}",
@@ -350,9 +350,9 @@ def _latex_cell(cell: Cell) -> str:
     if cell.text == MISSING and not is_number:
         return "--"
     if not is_number:
-        return outside_text.latex(cell.text + cell.mark)
+        return outside_text.escape_latex(cell.text + cell.mark)
     number = cell.text
     for sign, code in LATEX_SIGNS.items():
         number = number.replace(sign, code)
     number = rf"\mathbf{{{number}}}" if cell.is_best else number
-    return f"${number}${outside_text.latex(cell.mark)}"
+    return f"${number}${outside_text.escape_latex(cell.mark)}"

@@ -116,7 +116,7 @@ def _marked(cell: Cell, *, is_common: bool) -> Cell:
 
 
 def works_to(line: Line) -> Cell:
-    """Return the last length that works, and the first other length unless it is near.
+    """Return the last length that works, and the next length if it fails and is far away.
 
     The mark `?` says that the line surely holds only to a shorter length. The cell is `not at all` if the
     line fails at the training length itself, and `-` if no length was judged.

@@ -137,7 +137,9 @@ class BreakPoint:
 
     @property
     def works_to_text(self) -> str:
-        """Return the last length that works, and the first other length unless it is near: `256 to 512`.
+        """Return the last length that works: `256`.
+
+        If the next scored length that does not work is far away, return both: `256 to 512`.
 
         Empty if no length was judged.
         """

@@ -160,7 +160,7 @@ class Anchors:
         return {FREQUENCIES: self.trigram.frequency(targets), TRIGRAM: trigram, COPYING: copying}
 
 
-def count_anchors(data: Data, train: TrainConfig, seed: int) -> Anchors:
+def fit_anchors(data: Data, train: TrainConfig, seed: int) -> Anchors:
     """Return the models of the windows that a run of this seed trains on; only the first of very many."""
     drawn = TrainingWindows(data.train, train.length, data.end_of_text)
     steps = min(train.total_steps, -(-MAX_COUNTED // train.batch_tokens))
@@ -246,7 +246,7 @@ def _score(
     missing = [plan for plan in plans if any(_key(plan) not in rows for rows in kept.values())]
     anchors = None
     if missing and not is_checkpoint:
-        anchors = count_anchors(data, train, config.seed)
+        anchors = fit_anchors(data, train, config.seed)
     for plan in missing:
         probabilities = anchors or own_frequencies(data, plan)
         for label, scores in _scores_of(probabilities, data, plan).items():

@@ -70,7 +70,7 @@ def markdown(text: str) -> str:
     return _MARKDOWN_SIGN.sub(r"\\\g<0>", text)
 
 
-def latex(text: str) -> str:
+def escape_latex(text: str) -> str:
     r"""Escape text for LaTeX.
 
     A leading `[` or `*` is escaped too: else it is read as an argument of the `\\` before it.

@@ -129,8 +129,8 @@ WRONG_CONSTRUCTORS = {
     "(self, n_heads: int, strength: 'Flaot' = 0.5)": "an annotation that is no type: NameError",
     "(self, n_heads: int, strength: 'float |' = 0.5)": "an annotation that is no type: SyntaxError",
     "(self, n_heads: int, strength: 0.1 = 0.5)": "annotates encoding.strength with 0.1, which no value can",
-    "(self, n_heads: int, strength=0.5, other=b'x')": "other is b'x' by default, which no configuration can",
-    "(self, n_heads: int, strength=0.5, other=print)": "other is <built-in function print> by default",
+    "(self, n_heads: int, strength=0.5, other=b'x')": "other has the default b'x', which YAML cannot store",
+    "(self, n_heads: int, strength=0.5, other=print)": "other has the default <built-in function print>",
     "(self, n_heads: int, strength=0.5, chosen=1)": "has a parameter chosen, which every encoding has",
 }
 

@@ -128,7 +128,7 @@ def test_what_cannot_be_measured_is_a_row_and_options_files_and_modifiers_make_e
     rows = {(one["encoding"].partition("@")[0], one["length"]): one for one in written()}
     labels = ["nope", "learned+logn", "RootBias+logn", "rope+logn base=500.0"]
     assert [name for name, length in rows if length == "16"][:4] == labels
-    assert "longrope has no default for long_factors: long_factors=" in outcome.err
+    assert "longrope has no default for long_factors: using the example long_factors=" in outcome.err
     for label, status, reason in (
         ("learned+logn", "undefined", "max_position=16"),
         ("RootBias+logn", "failed", "mine.py:14: AssertionError: far"),

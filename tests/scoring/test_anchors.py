@@ -15,7 +15,7 @@ from pe_bench.scoring.anchors import (
     NONE,
     Trigram,
     copying_weights,
-    count_anchors,
+    fit_anchors,
     longest_matches,
     own_frequencies,
 )
@@ -63,7 +63,7 @@ def test_a_trigram_is_what_a_calculation_by_hand_gives() -> None:
 
 @pytest.mark.parametrize("first", [1, 2, 7])
 def test_each_model_is_a_distribution_over_the_vocabulary(first: int) -> None:
-    anchors = count_anchors(DATA, TRAIN, seed=5)
+    anchors = fit_anchors(DATA, TRAIN, seed=5)
     anchors.weights[MIN_MATCH:] = 0.7
     window = np.tile(np.array([3, 1, 4, 1, 3, 1, 4, 0])[: first + 1], (VOCABULARY, 1))
     window[:, -1] = np.arange(VOCABULARY)
@@ -76,11 +76,11 @@ def test_each_model_is_a_distribution_over_the_vocabulary(first: int) -> None:
 def test_what_is_counted_are_the_very_windows_that_the_seed_trains_on(monkeypatch) -> None:
     drawn = TrainingWindows(DATA.train, TRAIN.length, DATA.end_of_text)
     windows = np.concatenate([drawn.batch(TRAIN.batch, 5, step).tokens.numpy() for step in range(3)])
-    first, other = (count_anchors(DATA, TRAIN, seed).trigram.counts[0] for seed in (5, 6))
+    first, other = (fit_anchors(DATA, TRAIN, seed).trigram.counts[0] for seed in (5, 6))
     assert np.array_equal(first.of(np.arange(VOCABULARY)), np.bincount(windows.ravel(), minlength=VOCABULARY))
     assert not np.array_equal(first.counts, other.counts)
     monkeypatch.setattr("pe_bench.scoring.anchors.MAX_COUNTED", 1)  # of many, those of the first steps alone
-    assert count_anchors(DATA, TRAIN, 5).trigram.counts[0].counts.sum() == windows[: TRAIN.batch].size
+    assert fit_anchors(DATA, TRAIN, 5).trigram.counts[0].counts.sum() == windows[: TRAIN.batch].size
 
 
 @pytest.mark.parametrize("first", [0, 5])
@@ -106,7 +106,7 @@ def test_a_copy_weighs_as_much_as_it_was_right_in_training_windows() -> None:
 
 def test_nothing_is_counted_in_validation_text() -> None:
     other = replace(DATA, validation=data_of(70, 50).validation)
-    one, same = (count_anchors(data, TRAIN, seed=5) for data in (DATA, other))
+    one, same = (fit_anchors(data, TRAIN, seed=5) for data in (DATA, other))
     assert np.array_equal(one.weights, same.weights)
     for counts, same_counts in zip(one.trigram.counts, same.trigram.counts, strict=True):
         assert np.array_equal(counts.keys, same_counts.keys)

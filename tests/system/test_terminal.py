@@ -10,7 +10,7 @@ import pytest
 
 from pe_bench.render.grid import Cell, Column, Grid
 from pe_bench.system import terminal
-from pe_bench.system.terminal import csv_cell, in_one_line, latex, markdown, one_line, printable, wrap
+from pe_bench.system.terminal import csv_cell, escape_latex, in_one_line, markdown, one_line, printable, wrap
 
 
 class Terminal(io.StringIO):
@@ -84,11 +84,11 @@ def test_a_terminal_gets_a_bar_without_colours_and_a_file_the_lines_alone(monkey
         (markdown, "![x](http://y)", r"!\[x](http://y)"),
         (markdown, "**a** _b_ ~~c~~", r"\*\*a\*\* \_b\_ \~\~c\~\~"),
         (markdown, "kerple_log_2", "kerple_log_2"),
-        (latex, "\\input{/etc/passwd}", r"\textbackslash{}input\{/etc/passwd\}"),
-        (latex, "50 % of $x_1$ & #2", r"50 \% of \$x\_1\$ \& \#2"),
-        (latex, "[red]", "{}[red]"),
-        (latex, "*", "{}*"),
-        (latex, "a\n\\end", r"a \textbackslash{}end"),
+        (escape_latex, "\\input{/etc/passwd}", r"\textbackslash{}input\{/etc/passwd\}"),
+        (escape_latex, "50 % of $x_1$ & #2", r"50 \% of \$x\_1\$ \& \#2"),
+        (escape_latex, "[red]", "{}[red]"),
+        (escape_latex, "*", "{}*"),
+        (escape_latex, "a\n\\end", r"a \textbackslash{}end"),
     ],
 )
 def test_every_sign_is_shown_and_none_is_obeyed(shown_by, text, shown) -> None:

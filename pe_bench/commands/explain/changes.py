@@ -74,7 +74,10 @@ InputMaker = Callable[[Subject], list[PositionalEncoding] | None]
 
 @dataclass(frozen=True)
 class Change:
-    """A change of one layer, or of several."""
+    """An intervention on attention, such as a window, tried in single layers and in all layers together.
+
+    What it restores of the loss at a longer length shows whether it removes a cause.
+    """
 
     name: str
     words: str  # the change in a sentence, a noun

@@ -27,7 +27,7 @@ class Entropies(Observer):
         self.sums: dict[int, Tensor] = {}  # [factors, H]
         self.counts: dict[int, int] = {}
 
-    def softmax(self, number: int, blocks: Iterator[QueryBlock]) -> None:
+    def see_softmax(self, number: int, blocks: Iterator[QueryBlock]) -> None:
         for block in blocks:
             if block.layer.overrides("weights"):
                 return

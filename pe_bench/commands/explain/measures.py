@@ -86,13 +86,13 @@ class MeasureCollector(Observer):
         self.train_length = train_length
         self.values: dict[tuple[int, str], list[Tensor]] = {}  # [B, queries] for each pass
 
-    def softmax(self, number: int, blocks: Iterator[QueryBlock]) -> None:
+    def see_softmax(self, number: int, blocks: Iterator[QueryBlock]) -> None:
         measured = [block_measures(block, self.train_length) for block in blocks]
         for name in measured[0]:
             values = torch.cat([block[name] for block in measured], -1)
             self._add(number, name, values)
 
-    def recurrent(self, number: int, state: State) -> None:
+    def see_recurrent(self, number: int, state: State) -> None:
         queries = slice(self.queries.start, self.queries.stop)
         decays = -state.log_decay[:, :, queries].double()  # [B, H, queries, features]
         by_query = (math.log(2) / decays).transpose(1, 2).flatten(2)

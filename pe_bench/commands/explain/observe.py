@@ -52,13 +52,13 @@ class Observer:
     def __init__(self, queries: range, shift: int = 0) -> None:
         self.queries, self.shift = queries, shift
 
-    def softmax(self, number: int, blocks: Iterator[QueryBlock]) -> None:
+    def see_softmax(self, number: int, blocks: Iterator[QueryBlock]) -> None:
         """Get the logits of layer `number`.
 
         blocks: blocks of queries in rising order, with all their keys.
         """
 
-    def recurrent(self, number: int, state: State) -> None:
+    def see_recurrent(self, number: int, state: State) -> None:
         """Get the state that a pass leaves in layer `number`, a layer without softmax."""
 
 
@@ -80,7 +80,7 @@ class ObservedLayer(Wrapper):
             far_q, _ = super().transform(moved, keys)
             far = moved._replace(x=far_q)
         blocks = self._blocks(queries._replace(x=turned_q), keys._replace(x=turned_k), far)
-        self.observer.softmax(self.number, blocks)
+        self.observer.see_softmax(self.number, blocks)
         return turned_q, turned_k
 
     def _blocks(self, queries: Side, keys: Side, far: Side | None) -> Iterator[QueryBlock]:
@@ -102,7 +102,7 @@ class ObservedLayer(Wrapper):
     def attend_chunked(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         layer = self._part_that_changes("attend")
         if isinstance(layer, Recurrent):
-            self.observer.recurrent(self.number, layer.state_after(x, q, k, v))
+            self.observer.see_recurrent(self.number, layer.state_after(x, q, k, v))
         return super().attend_chunked(x, q, k, v)
 
     def overrides(self, *hooks: str) -> bool:

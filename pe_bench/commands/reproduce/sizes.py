@@ -94,8 +94,8 @@ class Agreement:
     A pair of encodings has a sure order if the 95 % interval of its difference excludes 0 in both sweeps.
     """
 
-    first: str
-    second: str
+    first_sweep: str
+    second_sweep: str
     times: int  # the length over the training length
     tau: float  # Kendall's tau (1938): 1 for the same order, -1 for the opposite order
     low: float  # the bounds of tau, if pairs without a sure order may be ordered either way
@@ -180,7 +180,7 @@ def table_of_sizes(sizes: Sequence[Size], study: Study, scores: Measurements, wi
     if found:
         yield "Kendall's tau between the orders of levels; in brackets, its range over unsure pairs:"
     for each in found:
-        place = f"{each.first} | {each.second} at {each.times}x"
+        place = f"{each.first_sweep} | {each.second_sweep} at {each.times}x"
         bounds = f"[{each.low:+.2f}, {each.high:+.2f}]"
         yield f"  {place}: {each.tau:+.2f} {bounds}, {each.encodings} encodings"
 

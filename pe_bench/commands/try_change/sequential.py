@@ -118,7 +118,7 @@ def share_of_try(number: Floats) -> Floats:
     return ALPHA * number**-DECAY / zeta(DECAY)
 
 
-def share_of_look(seeds: int) -> float:
+def error_share_of_look(seeds: int) -> float:
     """Return the part of its error that a try spends on the look after so many seeds; 0 without a look."""
     if seeds not in LOOKS:
         return 0.0
@@ -153,7 +153,7 @@ class Look:
     @property
     def alpha(self) -> Floats:
         """The chance of a wrong "better" at one of the two lengths, in this look."""
-        return share_of_try(self.number) * share_of_look(self.seeds) / 2
+        return share_of_try(self.number) * error_share_of_look(self.seeds) / 2
 
     @property
     def is_scheduled(self) -> bool:
@@ -223,7 +223,7 @@ class Look:
     @property
     def _lower_bounds(self) -> tuple[Floats, Floats]:
         """The lower bounds at both lengths, by which a change is worse; all tries have the same."""
-        alpha = ALPHA * share_of_look(self.seeds)
+        alpha = ALPHA * error_share_of_look(self.seeds)
         low, _ = self.at_training.bound(alpha)
         low_at_longest, _ = self.at_longest.bound(alpha)
         return low, low_at_longest

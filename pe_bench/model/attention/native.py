@@ -181,7 +181,7 @@ def _forward(
     Normalizers are each query's largest logit m, and 1 / sum exp(logit - m).
     """
     q, k, v, *columns = map(build.with_whole_rows, (q, k, v, *columns))
-    output = build.like_rows_of_tokens(v)
+    output = build.empty_tokens_first(v)
     normalizers = q.new_empty((2, *q.shape[:-1]), dtype=torch.float32)
     if table is not None:
         table = table.contiguous()
@@ -201,7 +201,7 @@ def _backward(
     q, k, v, gradient, *columns = map(build.with_whole_rows, (q, k, v, gradient, *columns))
     if table is not None:
         table = table.contiguous()
-    grad_q, grad_k, grad_v, *grad_columns = map(build.like_rows_of_tokens, (q, k, v, *columns))
+    grad_q, grad_k, grad_v, *grad_columns = map(build.empty_tokens_first, (q, k, v, *columns))
     grad_tables = None  # the gradient of the table from each window of the batch
     grad_table = None
     if has_table_gradient:

@@ -51,7 +51,7 @@ def test_the_order_of_two_sizes_is_compared_with_what_is_not_sure_of_it(
 ) -> None:
     sizes = sizes_of(study, scores)
     assert [size.is_own for size in sizes] == [True] * 9
-    tau = {(each.first, each.second, each.times): each for each in agreements(sizes, scores)}
+    tau = {(each.first_sweep, each.second_sweep, each.times): each for each in agreements(sizes, scores)}
     assert len(tau) == 9
     turned = tau["probe", "tiny", 1]
     assert (turned.tau, turned.low, turned.high) == pytest.approx((1 / 3, 1 / 3, 1 / 3))

@@ -17,11 +17,11 @@ from pe_bench.commands.try_change.sequential import (
     PRIOR_AT_LONGEST,
     PRIOR_AT_TRAINING,
     difference,
+    error_share_of_look,
     last_look,
     look,
     next_look,
     seeds_to_settle,
-    share_of_look,
     share_of_try,
 )
 
@@ -222,7 +222,7 @@ def test_a_number_of_seeds_is_no_empty_promise_where_seeds_spread_widely() -> No
 
 
 def test_looks_spend_no_more_than_a_try_has_and_tries_no_more_than_there_is() -> None:
-    assert 0.999 < sum(map(share_of_look, range(1, 1_000))) <= 1
+    assert 0.999 < sum(map(error_share_of_look, range(1, 1_000))) <= 1
     assert 0.045 < sum(map(share_of_try, range(1, 100_000))) < 0.05
 
 
