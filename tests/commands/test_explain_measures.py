@@ -108,7 +108,7 @@ def test_a_null_logit_counts_as_one_more_key() -> None:
 class Kept(Observer):
     """Keeps the logits that each query reads in the mean, and where the largest is."""
 
-    def softmax(self, number: int, blocks) -> None:
+    def see_softmax(self, number: int, blocks) -> None:
         blocks = list(blocks)
         self.read = torch.cat([(block.weights * block.logits).sum(-1) for block in blocks], -1).mean(1)
         self.blocks: list[QueryBlock] = blocks
@@ -184,7 +184,7 @@ def test_a_hugging_face_layer_shows_which_keys_its_mask_hides(folder: Path) -> N
     visible: list[int] = []
 
     class Hidden(Observer):
-        def softmax(self, number: int, blocks) -> None:
+        def see_softmax(self, number: int, blocks) -> None:
             visible.extend(int(block.visible.sum(-1).max()) for block in blocks)
 
     plan = bench.plans[64]
