@@ -294,12 +294,12 @@ def labels_by(rows: Sequence[Row], runs: ScoredRuns, by: Sequence[str]) -> Calla
     names = {row.run for row in rows}
     runs_of_later_stages = {name for name in names if runs.folder_of(name).first_stage}
     later_rows = [row for row in rows if row.run in runs_of_later_stages]
-    keys_of_encodings: dict[str, list[str]] = {}
+    differing_keys_of: dict[str, list[str]] = {}
     for encoding, stage_rows in grouped(later_rows, lambda row: row.encoding).items():
         settings = grouped(stage_rows, lambda row: row.setting)
         keys = differing_keys(settings.values(), runs) if len(settings) > 1 else []
         ignored = {*SOURCES, *by}
-        keys_of_encodings[encoding] = [key for key in keys if key not in ignored]
+        differing_keys_of[encoding] = [key for key in keys if key not in ignored]
 
     def key_text(row: Row, key: str) -> str:
         if key == "model" and is_checkpoint(row.model):
@@ -309,7 +309,7 @@ def labels_by(rows: Sequence[Row], runs: ScoredRuns, by: Sequence[str]) -> Calla
     def label(row: Row) -> str:
         keys = [*by]
         if row.run in runs_of_later_stages:
-            keys += keys_of_encodings[row.encoding]
+            keys += differing_keys_of[row.encoding]
         return " ".join(key_text(row, key) for key in keys)
 
     return label

@@ -80,7 +80,7 @@ def probe_tables(
     """Return a table for each group of a probe's rows of which the selection shows a part."""
 
     @cache
-    def read(row: Row) -> Scores:
+    def read_scores(row: Row) -> Scores:
         return load_scores(score_file(runs.folder_of(row.run).path, row))
 
     def is_shown(row: Row) -> bool:
@@ -94,7 +94,7 @@ def probe_tables(
     by = labels_by(list(chain.from_iterable(shown.values())), runs, selection.by)
     tables = []
     for number, (key, rows) in enumerate(shown.items()):
-        table = _make_table(key, rows, _short_labels(rows, by), read)
+        table = _make_table(key, rows, _short_labels(rows, by), read_scores)
         if len(shown) > 1:
             table = replace(table, why=explain_separation(number, list(shown)))
         tables.append(table)
