@@ -51,7 +51,7 @@ def check(
       pe-bench check my.py:MyEncoding --verbose
       pe-bench check --all
     """
-    from pe_bench.config.arguments import names_and_overrides
+    from pe_bench.config.arguments import is_option, names_and_overrides
     from pe_bench.config.groups import names_in
     from pe_bench.config.overrides import parse_override
 
@@ -59,10 +59,8 @@ def check(
     require(not (names and everything), f"--all checks every encoding: leave out {' '.join(names)}, or --all")
     require(bool(names) or everything, "name an encoding, a file.py:Class, or say --all")
     for override in map(parse_override, overrides):
-        is_option = "." not in override.key or override.section == "encoding"
-        require(
-            is_option, f"check uses its own model: leave out {override}, which is no option of an encoding"
-        )
+        message = f"check uses its own model: leave out {override}, which is no option of an encoding"
+        require(is_option(override), message)
     every = names_in("encoding", config_dir) if everything else []
     print_checks(check_each([*every, *arguments], config_dir), verbose=verbose, as_json=as_json)
 
@@ -71,10 +69,11 @@ def check_each(arguments: Sequence[str], search: Sequence[Path]) -> dict[str, Re
     """Check every encoding in the arguments, with a progress bar on a terminal."""
     from pe_bench.inspection.check import PROPERTIES, check_all
     from pe_bench.inspection.check.case import find_cases
+    from pe_bench.system.machine import one_thread
 
     cases = find_cases(arguments, search)
     results: dict[str, Results] = {case.name: {} for case in cases}
-    with progress_bar("check", len(cases) * len(PROPERTIES)) as bar:
+    with one_thread(), progress_bar("check", len(cases) * len(PROPERTIES)) as bar:
         for case in cases:
             for prop, finding in check_all(case):
                 results[case.name][prop] = finding

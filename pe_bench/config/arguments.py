@@ -39,8 +39,8 @@ def configs_of(arguments: Sequence[str], search: Sequence[Path] = ()) -> dict[st
     require(bool(typed_names), "name an encoding; `pe-bench list encodings` has them")
     names = dict.fromkeys(find_name("encoding", name, search) for name in typed_names)
     overrides = [parse_override(text) for text in texts]
-    options = [override for override in overrides if _is_option(override)]
-    shared = [str(override) for override in overrides if not _is_option(override)]
+    options = [override for override in overrides if is_option(override)]
+    shared = [str(override) for override in overrides if not is_option(override)]
     composed_configs: dict[str, dict[str, Any]] = {}
     used_options: set[Override] = set()
     for name in names:
@@ -58,7 +58,7 @@ def configs_of(arguments: Sequence[str], search: Sequence[Path] = ()) -> dict[st
     return {name: parse_config(values, search) for name, values in composed_configs.items()}
 
 
-def _is_option(override: Override) -> bool:
+def is_option(override: Override) -> bool:
     """Return true for an option of an encoding, such as `encoding.base=500` or in short `base=500`."""
     is_short = "." not in override.key and override.key not in (*GROUPS, *KEYS)
     return is_short or override.section == "encoding"

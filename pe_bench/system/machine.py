@@ -94,6 +94,17 @@ def set_threads(threads: str | int) -> int:
     return count
 
 
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Compute with one thread: small tensors gain nothing from several, which wait long on a busy machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def cores_of(device: torch.device, threads: int) -> int:
     """Return the number of cores that compute; 0 for a GPU."""
     return threads if device.type == "cpu" else 0
