@@ -122,7 +122,10 @@ def shipped_model(name: str) -> dict[str, Any]:
 
 
 def _size_at_own_width(value: Any) -> Any:
-    """Return a size of a model's file, at the file's own width; None for a derived size."""
+    """Return a size in a model's file; one in proportion to the width has its value at the file's width.
+
+    None for a size that is derived in another way.
+    """
     if not isinstance(value, str):
         return value
     in_proportion = IN_PROPORTION.match(value)

@@ -109,12 +109,14 @@ def agreements(sizes: Sequence[Size], scores: Measurements) -> list[Agreement]:
     Runs that are scored under another encoding than their own have no part in the order.
     """
     found = []
-    encodings_of: dict[str, list[str]] = {}
+    encodings_of_sweeps: dict[str, list[str]] = {}
     for size in sizes:
         if size.budget.has_learned and " -> " not in size.encoding:
-            encodings_of.setdefault(size.sweep, []).append(size.encoding)
-    for first, second in combinations(encodings_of, 2):
-        shared = [encoding for encoding in encodings_of[first] if encoding in encodings_of[second]]
+            encodings_of_sweeps.setdefault(size.sweep, []).append(size.encoding)
+    for first, second in combinations(encodings_of_sweeps, 2):
+        shared = [
+            encoding for encoding in encodings_of_sweeps[first] if encoding in encodings_of_sweeps[second]
+        ]
         if len(shared) < MIN_ORDERED:
             continue
         for times in ORDERED_AT:

@@ -47,7 +47,7 @@ class View(Live):
         return self._live_lines(states)
 
     def _print_change(self, state: JobState) -> None:
-        """Print a line for a job that ended, and without a terminal for its progress.
+        """Print a line for a job that ended; without a terminal, also lines for its progress.
 
         A job that was done before has no line; it is counted at the end.
         """

@@ -294,7 +294,7 @@ class _Future:
         return cls(mean, variance, seeds, total, own, prior, random)
 
     def at(self, seeds: int) -> Difference:
-        """Draw more seeds, until there are so many, and return the difference of all seeds."""
+        """Draw seeds until their number is `seeds`, and return the difference of all seeds."""
         more = seeds - self.seeds
         noise = np.sqrt(more * self.true_variance) * self.random.standard_normal(FUTURES)
         self.total = self.total + more * self.true_mean + noise
