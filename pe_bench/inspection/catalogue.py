@@ -47,6 +47,7 @@ def catalogue(subjects: Sequence[ResolvedEncoding] = ()) -> list[dict[str, Any]]
 
 
 def _facts(subject: ResolvedEncoding) -> dict[str, Any]:
+    """Return the facts of an encoding, by the names of their columns."""
     parts = [subject.spec.base, *subject.spec.modifiers.values()]
     declared = parts[-1].encoding_class
     names = [subject.spec.values["name"], *subject.spec.modifiers]
