@@ -433,6 +433,7 @@ def _without(arguments: dict[str, Any], *names: str) -> dict[str, Any]:
 
 
 def _folder(results_dir: Any) -> Path:
+    """Return the folder of results as a path. Raises `UserError` for a value of another type."""
     from pe_bench.values import check_texts
 
     check_texts("results_dir", results_dir)

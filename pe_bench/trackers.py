@@ -61,6 +61,7 @@ class TensorBoard:
             writer.add_image("results", colours, dataformats="HWC")
 
     def end(self) -> None:
+        """Close the file of events."""
         self.writer.close()
 
 
@@ -105,6 +106,7 @@ class WeightsAndBiases:
         self.run.log({"results": table, "curves": curves})
 
     def end(self) -> None:
+        """Finish the record."""
         self.run.finish()
 
 
@@ -136,19 +138,20 @@ class MLflow:
 
     def step(self, step: Step) -> None:
         values = _step_values(step)
-        self._log([(name, value, step.step) for name, value in values.items()])
+        self._send([(name, value, step.step) for name, value in values.items()])
 
     def record_results(self, rows: Sequence[Row], tables: Sequence["Table"], picture: Path) -> None:
         from pe_bench.report.columns import to_csv
 
-        self._log([(_score_name(row), level_of(row), row.length) for row in rows])
+        self._send([(_score_name(row), level_of(row), row.length) for row in rows])
         self.client.log_text(self.id, to_csv(tables), "results.csv")
         self.client.log_artifact(self.id, str(picture))
 
     def end(self) -> None:
+        """Mark the run in the database as finished."""
         self.client.set_terminated(self.id)
 
-    def _log(self, values: Sequence[tuple[str, Any, int]]) -> None:
+    def _send(self, values: Sequence[tuple[str, Any, int]]) -> None:
         """Send (name, value, step) of each value."""
         now = int(time.time() * 1000)
         metrics = [self.entities.Metric(name, value, now, step) for name, value, step in values]
@@ -175,17 +178,19 @@ class Tracking:
         if config.tracker is not None:
             checkpoint = latest_checkpoint(run / "checkpoints")
             first = checkpoint.step if checkpoint else 0
-            self.tracker = self._forgiven(TRACKERS[config.tracker], run, config, first)
+            self.tracker = self._call_and_forgive(TRACKERS[config.tracker], run, config, first)
 
     def step(self, step: Step) -> None:
+        """Record a logged step, or a step with a validation loss."""
         is_logged = step.step % self.config.train.log_every == 0
         is_due = is_logged or step.validation_loss is not None
         if self.tracker is not None and is_due:
-            self._forgiven(self.tracker.step, step)
+            self._call_and_forgive(self.tracker.step, step)
 
     def record_results(self, rows: Sequence[Row]) -> None:
+        """Record the scores of a run, and its tables with a picture."""
         if self.tracker is not None:
-            self._forgiven(self._send_results, self.tracker, rows)
+            self._call_and_forgive(self._send_results, self.tracker, rows)
 
     def _send_results(self, tracker: Any, rows: Sequence[Row]) -> None:
         from pe_bench.report.build import run_tables
@@ -200,10 +205,12 @@ class Tracking:
             tracker.record_results(with_level, tables, picture)
 
     def close(self) -> None:
+        """End the tracker's record of the run."""
         if self.tracker is not None:
-            self._forgiven(self.tracker.end)
+            self._call_and_forgive(self.tracker.end)
 
-    def _forgiven(self, call: Callable[..., Any], *arguments: Any) -> Any:
+    def _call_and_forgive(self, call: Callable[..., Any], *arguments: Any) -> Any:
+        """Call the tracker; after an error, warn and record no more."""
         try:
             return call(*arguments)
         except Exception as error:

@@ -76,14 +76,14 @@ def _last_part(name: str) -> str:
     return name.rpartition(".")[2]
 
 
-def _section(name: str) -> str:
+def _section_of(name: str) -> str:
     return name.rpartition(".")[0]
 
 
 def _same_section(word: str, names: Sequence[str]) -> Sequence[str]:
     """Return the names in the section of a word such as `train.lenght`, or all names for no such section."""
-    section = _section(word)
-    same = [name for name in names if _section(name) == section]
+    section = _section_of(word)
+    same = [name for name in names if _section_of(name) == section]
     return same if section and same else names
 
 
@@ -99,7 +99,7 @@ def check_type(value: Any, kind: Any, key: str) -> Any:
         with suppress(ValueError):
             _convert([value], kind)
             way_out = f": write [{value}]"
-        raise UserError(f"{key} must be {_describe(kind)}, not {shown(value)}{way_out}") from None
+        raise UserError(f"{key} must be {_describe_type(kind)}, not {shown(value)}{way_out}") from None
 
 
 def read_count(text: str) -> int | str:
@@ -159,19 +159,19 @@ def _convert_scalar(value: Any, kind: type) -> Any:
     raise ValueError
 
 
-def _describe(kind: Any) -> str:
+def _describe_type(kind: Any) -> str:
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
-        return " or ".join(map(_describe, arguments))
+        return " or ".join(map(_describe_type, arguments))
     if origin is Literal:
         choices = ", ".join(map(str, arguments))
         return f"one of {choices}" if len(arguments) > 1 else choices
     if origin is tuple:
-        return "a list of " + " and ".join(map(_describe, arguments))
+        return "a list of " + " and ".join(map(_describe_type, arguments))
     if origin is Annotated:
-        return f"{_describe(arguments[0])} {arguments[1]}"
+        return f"{_describe_type(arguments[0])} {arguments[1]}"
     if origin is list:
-        return f"a list, each item {_describe(arguments[0])}"
+        return f"a list, each item {_describe_type(arguments[0])}"
     names = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
     names[type(None)] = "null"
     return names.get(kind) or getattr(kind, "__name__", str(kind))

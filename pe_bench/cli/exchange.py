@@ -57,7 +57,7 @@ def cite(runs: Sequence[str] = (), *, results_dir: Path = Path("results")) -> No
         say(f"{name} is not one of pe-bench's encodings: add its paper yourself")
     entries = bibliography()
     printed = [OWN.format(version=own_version())]
-    printed += [entries[cited] for cited in _cited(tables, untrained)]
+    printed += [entries[cited] for cited in _cited_papers(tables, untrained)]
     write_out("\n\n".join(dict.fromkeys(printed)) + "\n")
 
 
@@ -72,7 +72,7 @@ def bibliography() -> dict[str, str]:
     return entries
 
 
-def _labels(tables: "Sequence[Table]") -> set[str]:
+def _labels_of_lines(tables: "Sequence[Table]") -> set[str]:
     """Return the names under which the lines of tables were trained and scored."""
     labels: set[str] = set()
     for table in tables:
@@ -85,19 +85,19 @@ def _users_own(tables: "Sequence[Table]") -> list[str]:
     """Return the encodings and modifiers that pe-bench does not ship: their papers are not known."""
     from pe_bench.config.groups import names_in
 
-    named: list[str] = []
-    for label in _labels(tables):
-        named += re.split(r"[\s,]", label)[0].split("+")
+    named_parts: list[str] = []
+    for label in _labels_of_lines(tables):
+        named_parts += re.split(r"[\s,]", label)[0].split("+")
     shipped = {*names_in("encoding"), *names_in("modifier")}
-    return sorted({part.partition("@")[0] for part in named} - shipped)
+    return sorted({part.partition("@")[0] for part in named_parts} - shipped)
 
 
-def _cited(tables: "Sequence[Table]", encodings: Sequence[str] = ()) -> Iterator[str]:
+def _cited_papers(tables: "Sequence[Table]", encodings: Sequence[str] = ()) -> Iterator[str]:
     """Yield the papers of encodings, of the encodings and scalings in tables, and of their data."""
     from pe_bench.config.groups import names_in, paper
     from pe_bench.inspection.catalogue import paper_of, shipped
 
-    labels = [*_labels(tables), *encodings]
+    labels = [*_labels_of_lines(tables), *encodings]
     words = re.split(r"[\s+,=]+", " ".join(labels))
     named = [name for name in names_in("encoding") if name in words]
     if named:

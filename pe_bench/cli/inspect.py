@@ -51,7 +51,7 @@ def check(
       pe-bench check my.py:MyEncoding --verbose
       pe-bench check --all
     """
-    from pe_bench.config.arguments import names_and_overrides
+    from pe_bench.config.arguments import is_option, names_and_overrides
     from pe_bench.config.groups import names_in
     from pe_bench.config.overrides import parse_override
 
@@ -59,10 +59,8 @@ def check(
     require(not (names and everything), f"--all checks every encoding: leave out {' '.join(names)}, or --all")
     require(bool(names) or everything, "name an encoding, a file.py:Class, or say --all")
     for override in map(parse_override, overrides):
-        is_option = "." not in override.key or override.section == "encoding"
-        require(
-            is_option, f"check uses its own model: leave out {override}, which is no option of an encoding"
-        )
+        message = f"check uses its own model: leave out {override}, which is no option of an encoding"
+        require(is_option(override), message)
     every = names_in("encoding", config_dir) if everything else []
     print_checks(check_each([*every, *arguments], config_dir), verbose=verbose, as_json=as_json)
 
@@ -71,10 +69,11 @@ def check_each(arguments: Sequence[str], search: Sequence[Path]) -> dict[str, Re
     """Check every encoding in the arguments, with a progress bar on a terminal."""
     from pe_bench.inspection.check import PROPERTIES, check_all
     from pe_bench.inspection.check.case import find_cases
+    from pe_bench.system.machine import one_thread
 
     cases = find_cases(arguments, search)
     results: dict[str, Results] = {case.name: {} for case in cases}
-    with progress_bar("check", len(cases) * len(PROPERTIES)) as bar:
+    with one_thread(), progress_bar("check", len(cases) * len(PROPERTIES)) as bar:
         for case in cases:
             for prop, finding in check_all(case):
                 results[case.name][prop] = finding
@@ -86,11 +85,11 @@ def print_checks(results: dict[str, Results], *, verbose: bool = False, as_json:
     """Print the findings. Raises `RunError` if a property fails."""
     states = states_of(results)
     if as_json:
-        print_data("check", encodings=[_data(name, result) for name, result in results.items()])
+        print_data("check", encodings=[_findings_data(name, result) for name, result in results.items()])
     else:
         from pe_bench.render import grid
 
-        grid.show(each.draw for each in _grids(results, verbose=verbose))
+        grid.show(each.draw for each in _finding_grids(results, verbose=verbose))
     if "fails" in states:
         raise RunError(f"{states.count('fails')} of {len(states)} checks failed")
     if not as_json:
@@ -105,7 +104,7 @@ def states_of(results: dict[str, Results]) -> list[str]:
     return states
 
 
-def _data(name: str, result: Results) -> dict[str, Any]:
+def _findings_data(name: str, result: Results) -> dict[str, Any]:
     """Return the findings about an encoding as data for programs."""
     findings = []
     for prop, finding in result.items():
@@ -114,7 +113,7 @@ def _data(name: str, result: Results) -> dict[str, Any]:
     return {"encoding": name, "findings": findings}
 
 
-def _grids(results: dict[str, Results], *, verbose: bool) -> "Iterator[Grid]":
+def _finding_grids(results: dict[str, Results], *, verbose: bool) -> "Iterator[Grid]":
     """Yield a table of all encodings, then a table for each with its failures, or `verbose` all findings."""
     from pe_bench.render.grid import Cell, plain_grid
     from pe_bench.report.marks import verdict_cell
@@ -134,12 +133,12 @@ def _grids(results: dict[str, Results], *, verbose: bool) -> "Iterator[Grid]":
         for prop, finding in result.items():
             if verbose or finding.state == "fails":
                 cell = replace(verdict_cell(finding.state), text=prop.name)
-                rows.append([cell, Cell(_explain(prop, finding, verbose))])
+                rows.append([cell, Cell(_finding_text(prop, finding, verbose))])
         if rows:
             yield plain_grid(("property" if verbose else "fails", name), rows)
 
 
-def _explain(prop: "Property", finding: "Finding", verbose: bool) -> str:
+def _finding_text(prop: "Property", finding: "Finding", verbose: bool) -> str:
     """Return a finding as text: its measurement and, after a failure, the places to look at."""
     sign = f"{SIGNS[finding.state]}  " if verbose else ""
     if finding.state != "fails":

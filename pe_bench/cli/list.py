@@ -85,13 +85,13 @@ def _configurations(name: str) -> Listing:
 
     if name == "keys":
         names = ("key", "default", "meaning")
-        return Listing([dict(zip(names, key, strict=True)) for key in keys()], _fields(*names))
+        return Listing([dict(zip(names, key, strict=True)) for key in keys()], _field_columns(*names))
     group = name.removesuffix("s")
     records = [{group: each, "what_it_is": description(group, each)} for each in names_in(group)]
-    return Listing(records, _fields(group, "what_it_is"))
+    return Listing(records, _field_columns(group, "what_it_is"))
 
 
-def _fields(*names: str) -> dict[str, Callable[[Record], Any]]:
+def _field_columns(*names: str) -> dict[str, Callable[[Record], Any]]:
     """Return columns with the values of these fields, for `Listing.columns`."""
     return {name.replace("_", " "): itemgetter(name) for name in names}
 
@@ -106,8 +106,10 @@ def _encodings(family: str | None, *, papers: bool) -> Listing:
     chosen = [record for record in records if family in (None, record["family"])]
     if papers:
         past = {"past\ntraining": itemgetter("past_training")}
-        return Listing(chosen, {**_fields("encoding"), **past, **_fields("paper"), "other names": names_of})
-    return Listing(chosen, _fields("encoding", "family", "parameters", "what_it_is"))
+        return Listing(
+            chosen, {**_field_columns("encoding"), **past, **_field_columns("paper"), "other names": names_of}
+        )
+    return Listing(chosen, _field_columns("encoding", "family", "parameters", "what_it_is"))
 
 
 def names_of(record: Record) -> str:
@@ -132,7 +134,7 @@ def _runs(results_dir: Path, tag: str | None) -> Listing:
     if tag is not None:
         states = [state for state in states if tag in state.tags]
         require(bool(states), f"no run in {results_dir / 'runs'} has the tag {tag}: tag={tag} gives it one")
-    columns = _fields("run", "encoding", "state") | {"steps": _steps} | _fields("loss")
+    columns = _field_columns("run", "encoding", "state") | {"steps": _steps} | _field_columns("loss")
     columns |= {"lengths\nscored": _lengths}
     if any(state.tags for state in states):
         columns["tags"] = lambda record: ", ".join(record["tags"])
@@ -165,4 +167,4 @@ def _studies(results_dir: Path) -> Listing:
         done = study.runs if study.picture(results_dir).exists() else 0
         facts = {"study": study.name, "minutes": study.minutes, "done": done}
         records.append(facts | {"runs": study.runs, "question": study.question})
-    return Listing(records, _fields("study", "minutes", "done", "runs", "question"), [ABOUT_STUDIES])
+    return Listing(records, _field_columns("study", "minutes", "done", "runs", "question"), [ABOUT_STUDIES])

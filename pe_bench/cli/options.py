@@ -72,21 +72,21 @@ class Command(TyperCommand):
     """A command whose help lists `ADVANCED` options under a heading of their own."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:  # of click, which typer may bring along
-        first: list[tuple[str, str]] = []
-        advanced: list[tuple[str, str]] = []
+        plain_options: list[tuple[str, str]] = []
+        advanced_options: list[tuple[str, str]] = []
         for param in self.get_params(ctx):
             record = param.get_help_record(ctx)
             if record is None:
                 continue
             if param.name in ADVANCED.get(self.name or "", ()):
-                advanced.append(record)
+                advanced_options.append(record)
             else:
-                first.append(record)
+                plain_options.append(record)
         with formatter.section("Options"):
-            formatter.write_dl(first)
-        if advanced:
+            formatter.write_dl(plain_options)
+        if advanced_options:
             with formatter.section("Advanced options"):
-                formatter.write_dl(advanced)
+                formatter.write_dl(advanced_options)
 
 
 def command(name: str, *like: Callable[..., Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -145,24 +145,24 @@ def _is_option(parameter: Parameter) -> bool:
 
 def _for_typer(parameter: Parameter, metavar: str, meaning: str) -> Parameter:
     """Return a parameter that typer makes an option; a positional parameter becomes an argument."""
-    kind = _kind(parameter.annotation)
+    kind = _option_type(parameter.annotation)
     is_required = parameter.default is parameter.empty
     typed = kind if kind is bool or is_required else kind | None
-    facts: dict[str, Any] = {"help": meaning, "autocompletion": COMPLETIONS.get(metavar)}
+    typer_settings: dict[str, Any] = {"help": meaning, "autocompletion": COMPLETIONS.get(metavar)}
     if kind is not bool:
-        facts["metavar"] = metavar
+        typer_settings["metavar"] = metavar
     if kind is int:
-        facts["min"] = 1
+        typer_settings["min"] = 1
     if _is_option(parameter):
         usual = f"--{parameter.name.strip('_').replace('_', '-')}"
-        info = typer.Option(*SPELLED.get(parameter.name, (usual,)), **facts)
+        info = typer.Option(*SPELLED.get(parameter.name, (usual,)), **typer_settings)
     else:  # the command's help has its arguments
-        info = typer.Argument(hidden=True, **facts)
+        info = typer.Argument(hidden=True, **typer_settings)
     default = None if parameter.default == () else parameter.default
     return parameter.replace(annotation=Annotated[typed, info], default=default, kind=Parameter.KEYWORD_ONLY)
 
 
-def _kind(annotation: Any) -> Any:
+def _option_type(annotation: Any) -> Any:
     """Return the type of a command's option for a parameter's annotation, which may be a union."""
     kinds = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
     if {list[Path], Sequence[Path]} & {*kinds}:

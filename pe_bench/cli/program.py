@@ -24,12 +24,12 @@ def main() -> None:
     code = 1  # the exit code of a traceback
     # Registered first and so called last, when threads and children have ended: what is left is to take
     # PyTorch down, which takes a second and frees what the system frees anyway.
-    atexit.register(lambda: _leave(code))
+    atexit.register(lambda: _flush_and_exit(code))
     code = run(sys.argv[1:])
     sys.exit(code)
 
 
-def _leave(code: int) -> None:
+def _flush_and_exit(code: int) -> None:
     with suppress(OSError):
         sys.stdout.flush()
         sys.stderr.flush()
@@ -54,11 +54,11 @@ def run(arguments: list[str]) -> int:
     except SystemExit as done:  # of completion, by Typer
         return int(done.code or 0)
     except UserError as error:
-        return _fail(str(error), 2)
+        return _print_failure(str(error), 2)
     except (RunError, OSError) as error:
-        return _fail(first_line(error), 1)
+        return _print_failure(first_line(error), 1)
     except (Stopped, typer.Abort) as error:
-        return _fail(str(error) or "interrupted", EXIT_CODE)
+        return _print_failure(str(error) or "interrupted", EXIT_CODE)
     except Exception as error:  # of usage, by Typer
         code, message = getattr(error, "exit_code", None), getattr(error, "format_message", None)
         if code is None or message is None:
@@ -66,11 +66,11 @@ def run(arguments: list[str]) -> int:
         text = message()
         if arguments[:1] == ["train"] and "No such option" in text:
             text += "; keys are KEY=VALUE: `pe-bench list keys`"
-        return _fail(text, code)
-    return _fail("interrupted", EXIT_CODE) if code == EXIT_CODE else code
+        return _print_failure(text, code)
+    return _print_failure("interrupted", EXIT_CODE) if code == EXIT_CODE else code
 
 
-def _fail(message: str, code: int) -> int:
+def _print_failure(message: str, code: int) -> int:
     line = f"pe-bench: {' '.join(message.split())}"
     say(line)
     if rank() > 0 and code == 1:  # `say` prints only in the first of torchrun's processes

@@ -74,11 +74,11 @@ def report(
         names = ("tables", "probes", "problems", "others")
         print_data("report", **{name: getattr(results, name) for name in names})
     elif printed:
-        write_out(_text(results, printed, details=details, probe=probe))
+        write_out(_text_of_option(results, printed, details=details, probe=probe))
     else:
-        _show(results, details=details, probe=probe)
+        _show_tables(results, details=details, probe=probe)
     for option, path in paths.items():
-        _write(results, option, path, plot_of, details=details, probe=probe)
+        _write_option(results, option, path, plot_of, details=details, probe=probe)
 
 
 def _destinations(
@@ -111,7 +111,7 @@ def _destinations(
     return "".join(printed), written
 
 
-def _write(
+def _write_option(
     report: "Report", option: str, path: Path, plot_of: "PlotValues", *, details: bool, probe: bool
 ) -> None:
     """Write the output of an option to a file."""
@@ -122,11 +122,11 @@ def _write(
 
         plot_tables(report.tables, path, plot_of)
     else:
-        write_text(path, _text(report, option, details=details, probe=probe))
+        write_text(path, _text_of_option(report, option, details=details, probe=probe))
     say(f"wrote {path}")
 
 
-def _show(report: "Report", *, details: bool, probe: bool) -> None:
+def _show_tables(report: "Report", *, details: bool, probe: bool) -> None:
     """Print the tables, and hints at probes and other tables."""
     from pe_bench.report.columns import show
     from pe_bench.report.probes import show_probes
@@ -142,7 +142,7 @@ def _show(report: "Report", *, details: bool, probe: bool) -> None:
         write_out(f"other tables: {report.others}, shown by --all\n")
 
 
-def _text(report: "Report", option: str, *, details: bool, probe: bool) -> str:
+def _text_of_option(report: "Report", option: str, *, details: bool, probe: bool) -> str:
     """Return the text of an option."""
     from pe_bench.render import grid
     from pe_bench.report.columns import to_csv, to_latex, to_markdown

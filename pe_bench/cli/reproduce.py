@@ -84,7 +84,7 @@ def reproduce(
     studies = ", ".join(study_names(config_dir))
     require(len(names) == 1, f"one study at a time: {', '.join(names) or 'name one'}; there are {studies}")
     for override in machine:
-        _check_machine(override)
+        _require_machine_key(override)
     require(text == STDLIB or Path(text).is_dir(), f"--text {text} is neither stdlib nor a folder")
     text = text if text == STDLIB else str(Path(text).absolute())
     study = replace(read_study(names[0], config_dir), text=text)
@@ -101,7 +101,7 @@ def reproduce(
     elif write_table and not quick:
         _make_pieces(runs)
     else:
-        _report(runs, write_table)
+        _make_and_report(runs, write_table)
 
 
 def _print_claims(names: Sequence[str], *, as_json: bool) -> None:
@@ -115,7 +115,7 @@ def _print_claims(names: Sequence[str], *, as_json: bool) -> None:
         write_out(render_ledger(papers, min(width_of(sys.stdout), 80)))
 
 
-def _check_machine(text: str) -> None:
+def _require_machine_key(text: str) -> None:
     from pe_bench.config.overrides import parse_override
     from pe_bench.config.schema import MACHINE_KEYS
 
@@ -136,7 +136,7 @@ def _say_cost(study: "Study") -> None:
     say(f"{whole} by the estimate in its file; what is done is reused")
 
 
-def _report(runs: "StudyRuns", write_table: bool) -> None:
+def _make_and_report(runs: "StudyRuns", write_table: bool) -> None:
     """Make the missing runs of a study, print its levels and claims, and draw them."""
     _say_cost(runs.study)
     steps = list(runs.steps())
@@ -153,7 +153,7 @@ def _report(runs: "StudyRuns", write_table: bool) -> None:
                 write_out(str(explain(runs, replace(step, runs=tuple(names)))))
     table = runs.study.table
     measured = Measurements(runs.results_dir, steps)
-    outcomes = _show(runs, measured, runs.results_dir, read_table(table))
+    outcomes = _show_study(runs, measured, runs.results_dir, read_table(table))
     differing = len(outcomes.differing)
     if write_table:
         write_levels(table, outcomes.ours)
@@ -175,7 +175,7 @@ def _report_stored(runs: "StudyRuns", table: "Sequence[Level] | None" = None) ->
     pieces = StoredPieces(runs.study)
     measured = Measurements(pieces.folder, pieces.steps())
     own_table = read_table(runs.study.table)
-    outcomes = _show(runs, measured, pieces.folder, own_table if table is None else table)
+    outcomes = _show_study(runs, measured, pieces.folder, own_table if table is None else table)
     for text in stored_explanations(pieces):
         write_out(text)
     if missing := pieces.missing():
@@ -221,7 +221,7 @@ def _explain_pieces(runs: "StudyRuns", pieces: "StoredPieces") -> None:
             explain_piece(runs, piece, pieces.folder)
 
 
-def _show(
+def _show_study(
     runs: "StudyRuns", measured: "Measurements", measured_in: Path, table: "Sequence[Level]"
 ) -> "Outcomes":
     """Print the levels and claims of a study, and draw its scores.
@@ -249,21 +249,21 @@ def _show(
     elif sizes:
         draw_sizes(sizes, study, path)
     else:
-        _draw(study, measured, measured_in, path)
+        _draw_study(study, measured, measured_in, path)
     say(f"the picture: {path}")
     return outcomes
 
 
 def _write_lines(lines: Iterable[str], width: int) -> None:
     """Print the lines of a table, its sentences broken at the width, and an empty line after them."""
-    fitting: list[str] = []
+    fitting_lines: list[str] = []
     for line in lines:
         is_long = len(line) > width
-        fitting += textwrap.wrap(line, width, subsequent_indent="  ") if is_long else [line]
-    write_out("".join(f"{line}\n" for line in (*fitting, "")))
+        fitting_lines += textwrap.wrap(line, width, subsequent_indent="  ") if is_long else [line]
+    write_out("".join(f"{line}\n" for line in (*fitting_lines, "")))
 
 
-def _draw(study: "Study", measured: "Measurements", results_dir: Path, path: Path) -> None:
+def _draw_study(study: "Study", measured: "Measurements", results_dir: Path, path: Path) -> None:
     """Draw the report's curves of the runs, without scores of other studies."""
     from pe_bench.report.build import build_tables
     from pe_bench.report.draw import plot_tables

@@ -51,7 +51,7 @@ def evaluate(
     options["per_position"] = options["per_position"] or None
     from pe_bench.commands.evaluate import Evaluation
 
-    scored, failures = _score(Evaluation, runs, where, everything, options)
+    scored, failures = _score_named(Evaluation, runs, where, everything, options)
     # A run that lies elsewhere has no folder of results to be compared in.
     is_one = len(scored) == 1 and baseline is None
     alone = [run for run in scored if is_one or run.path.parent.name != "runs"]
@@ -92,7 +92,7 @@ def probe(
     """
     from pe_bench.commands.evaluate import Probing
 
-    scored, failures = _score(Probing, runs, where, everything, options)
+    scored, failures = _score_named(Probing, runs, where, everything, options)
     if options["task"] is not None:
         from pe_bench.cli.tables import print_scored, scored_alone
 
@@ -117,7 +117,7 @@ def _print_probes(
         show_probes(tables, hint=f"again: pe-bench report{results_option(results_dir)} --probe")
 
 
-def _score(
+def _score_named(
     kind: "type[Evaluation]",
     names: Sequence[str],
     where: Sequence[str],

@@ -174,7 +174,7 @@ def try_(
 
     def check() -> None:
         if ".py:" in change:
-            _check(change, [*map(Path, listed_values(options["config_dir"]))], as_json=as_json)
+            _require_sound(change, [*map(Path, listed_values(options["config_dir"]))], as_json=as_json)
 
     outcome = try_change(change, *overrides, check=check, **options)
     if as_json:
@@ -184,7 +184,7 @@ def try_(
     raise typer.Exit(EXIT_CODES[outcome.answer])
 
 
-def _check(change: str, search: Sequence[Path], *, as_json: bool) -> None:
+def _require_sound(change: str, search: Sequence[Path], *, as_json: bool) -> None:
     """Say that all properties of an encoding hold, or print which fail and raise `RunError`."""
     from pe_bench.cli.inspect import check_each, print_checks, states_of
     from pe_bench.config.arguments import overrides_in
@@ -209,14 +209,14 @@ def _list_tries(results_dir: Path, *, as_json: bool) -> None:
         return
     unit = "bits per byte, or nats per token where a tokenizer loses text"
     note = f"differences in {unit}; negative is better; each baseline counts its own tries"
-    show([plain_grid(TRIES, map(_row_of, tries), [note]).draw])
+    show([plain_grid(TRIES, map(_try_row, tries), [note]).draw])
 
 
-def _row_of(tried: "Try") -> list[str | int]:
+def _try_row(tried: "Try") -> list[str | int]:
     number = f"{tried.kind} {tried.number}"
-    means = (_signed(tried.at_training), _signed(tried.at_longest))
+    means = (_signed_text(tried.at_training), _signed_text(tried.at_longest))
     return [number, tried.change, tried.baseline, *means, tried.seeds, tried.answer]
 
 
-def _signed(mean: float | None) -> str:
+def _signed_text(mean: float | None) -> str:
     return "" if mean is None else f"{mean:+.4f}"

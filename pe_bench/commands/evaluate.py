@@ -43,7 +43,7 @@ from pe_bench.scoring.plans import Planner, make_plans
 from pe_bench.scoring.protocols import Plan
 from pe_bench.scoring.slices import OPTION, key_slices
 from pe_bench.system import machine
-from pe_bench.system.cost import count, said_once
+from pe_bench.system.cost import count, print_cost_once
 from pe_bench.system.terminal import say
 from pe_bench.training import checkpoint
 from pe_bench.values import (
@@ -240,7 +240,7 @@ class Loaded(NamedTuple):
 class Prepared:
     """A run or a Hugging Face model that is ready to be scored."""
 
-    folder: Path
+    folder: Path  # the folder of the run
     config: Config  # its own, with the changes of the call
     planner: Planner
     others: Sequence[OtherEncoding]  # encodings under which its weights are scored too
@@ -254,7 +254,7 @@ class Prepared:
     def score(self) -> Run:
         """Compute the missing scores. Raises `UserError`, `RunError`."""
         loaded = self.loaded or load_finished(self.folder, self.config, self.planner)
-        with said_once(_scoring):
+        with print_cost_once(_scoring_text):
             rows = score_finished(loaded, self.results_dir, self.others, self.judge, self.waits)
         return Run(self.folder, rows, self.config.report.margin, self.lengths)
 
@@ -281,7 +281,7 @@ def score_each(runs: Sequence[Path], request: Evaluation) -> tuple[list[Run], li
     prepared = [prepare(path, request) for path in runs]
     scored: list[Run] = []
     failures: list[str] = []
-    with said_once(_scoring, len(runs)) as cost:
+    with print_cost_once(_scoring_text, len(runs)) as cost:
         for number, (path, ready) in enumerate(zip(runs, prepared, strict=True), 1):
             say(f"run {number} of {len(runs)}: {path.name}")
             try:
@@ -298,7 +298,7 @@ def score_each(runs: Sequence[Path], request: Evaluation) -> tuple[list[Run], li
     return scored, failures
 
 
-def _scoring(runs: int) -> str:
+def _scoring_text(runs: int) -> str:
     return f"scoring {count(runs, 'run')}"
 
 

@@ -104,7 +104,7 @@ def export_checkpoint(text: str, scaling: str, folder: Path, results_dir: Path) 
         temporary.mkdir(parents=True)
         try:
             if source.gguf is None:
-                _copy(source, temporary)
+                _copy_files(source, temporary)
                 config_text = json.dumps(values, indent=2)
                 (temporary / CONFIG).write_text(f"{config_text}\n", encoding="utf-8")
             else:
@@ -118,7 +118,7 @@ def export_checkpoint(text: str, scaling: str, folder: Path, results_dir: Path) 
     say(f"{source.name} with {others[0].label} is written to {folder}; {equal}")
 
 
-def _copy(source: Source, folder: Path) -> None:
+def _copy_files(source: Source, folder: Path) -> None:
     """Copy the weights and the tokenizer of a Hugging Face model to a folder."""
     names = [TOKENIZER, TOKENIZER_CONFIG, GENERATION]
     if source.is_indexed:

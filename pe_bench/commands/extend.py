@@ -48,7 +48,7 @@ from pe_bench.system.signals import world_size
 from pe_bench.system.terminal import say
 from pe_bench.values import check_type
 
-DEFAULT = ("yarn", "rope_ntk", "rope_pi")
+DEFAULT_SCALINGS = ("yarn", "rope_ntk", "rope_pi")
 SEARCHED = "searched.json"
 # The beginnings of keys that all runs must share.
 SHARED_SECTIONS = ("encoding.", "model.", "data.", "tokenizer.", "train.")
@@ -90,7 +90,7 @@ def extend_runs(
 
     Raises `UserError`, `RunError`.
     """
-    requested = read_with(with_ or [",".join(DEFAULT)])
+    requested = read_with(with_ or [",".join(DEFAULT_SCALINGS)])
     require(tokens is not None or not long, "--long trains with as many tokens as both stages: give --tokens")
     if any(map(is_checkpoint, runs)):
         require(to.endswith("x"), f"--to {to} of a checkpoint: say how many times longer, such as 4x")
@@ -104,11 +104,11 @@ def extend_runs(
             scores = Evaluation(
                 lengths=[*lengths] or None, targets=targets, data_path=data_path, results_dir=results
             )
-            done = extend_hf(runs[0], _times(to), requested, tokens, train_layers, overrides, scores)
+            done = extend_hf(runs[0], _length_ratio(to), requested, tokens, train_layers, overrides, scores)
             return Extended(*done)
         message = "torchrun starts the processes of one training: give --tokens, or start this without it"
         require(world_size() == 1, message)
-        stretched = tuple(with_factor(each, _times(to), ()) for each in requested)
+        stretched = tuple(with_factor(each, _length_ratio(to), ()) for each in requested)
         request = Evaluation(
             lengths=[*lengths] or None,
             with_=stretched,
@@ -117,7 +117,7 @@ def extend_runs(
             data_path=data_path,
             results_dir=results,
         )
-        run = prepare(runs[0], _with_lengths(runs[0], request, _times(to))).score()
+        run = prepare(runs[0], _with_lengths(runs[0], request, _length_ratio(to))).score()
         return Extended([run.path], run_tables(run.scored, run.path, run.margin))
     message = "--text and --train-layers are for hf:FOLDER: a run goes on with its own text and all layers"
     require(text is None and train_layers is None, message)
@@ -129,7 +129,7 @@ def extend_runs(
     paths = without_tries(first_stages or paths)
     config = read_config(paths[0])
     typed = sorted_by_use(overrides)
-    given = _check(paths, config, typed, is_trained=tokens is not None)
+    given = _checked_values(paths, config, typed, is_trained=tokens is not None)
     request = Evaluation(
         targets=targets,
         results_dir=results,
@@ -139,12 +139,12 @@ def extend_runs(
     )
     first = config.train.length
     unit = first if to.endswith("x") else 1
-    length = round(_times(to) * unit)
+    length = round(_length_ratio(to) * unit)
     require(length > first, f"--to {to} is not longer than train.length={first}: say 4x, or more tokens")
-    requested = [_searched(each, paths[0], config, length) for each in requested]
+    requested = [_with_searched_values(each, paths[0], config, length) for each in requested]
     chosen = stretched_lengths(config.eval, first, length, lengths)
     request = replace(request, lengths=chosen)
-    scored = _score(paths, length, requested, request, is_trained=tokens is not None)
+    scored = _score_untrained(paths, length, requested, request, is_trained=tokens is not None)
     if tokens is not None:
         stages = Stages(paths, config, length, request, typed.job_overrides)
         jobs = stages.further(requested, tokens)
@@ -168,7 +168,9 @@ def extend_runs(
     return Extended(paths, [replace(table, chosen=tuple(lengths)) for table in tables])
 
 
-def _check(runs: Sequence[Path], config: Config, typed: Typed, *, is_trained: bool) -> Mapping[str, Any]:
+def _checked_values(
+    runs: Sequence[Path], config: Config, typed: Typed, *, is_trained: bool
+) -> Mapping[str, Any]:
     """Return the values of the overrides by their keys.
 
     Raises `UserError` for runs that differ in more than the seed, and for overrides without effect.
@@ -224,7 +226,7 @@ class Stages:
                 config = replace(job.config, encoding=encoding)
                 config.check()
                 if all(config != other.config for other in jobs):  # `+logn` of rope is `rope+logn`
-                    jobs.append(_labelled(replace(job, config=config)))
+                    jobs.append(_with_encoding_in_label(replace(job, config=config)))
         return jobs
 
     def from_the_start(self, tokens: int) -> list[Planned]:
@@ -233,7 +235,7 @@ class Stages:
         message = f"--long counts the tokens of one stage, and {self.runs[0].name} has more: leave it out"
         require(train.from_run is None, message)
         jobs = self._jobs("train.beside", train.total_steps * train.batch_tokens + tokens)
-        return [_labelled(job) for job in jobs]
+        return [_with_encoding_in_label(job) for job in jobs]
 
     def _jobs(self, key: str, tokens: int) -> list[Planned]:
         """Return jobs with the runs' own encoding.
@@ -270,14 +272,14 @@ class Stages:
         return jobs
 
 
-def _labelled(job: Planned) -> Planned:
+def _with_encoding_in_label(job: Planned) -> Planned:
     """Return a job with its encoding in its label."""
     label = f"encoding={name_of(job.config)} {job.label}"
     return replace(job, label=label.rstrip())
 
 
-def _searched(requested: Requested, run: Path, config: Config, length: int) -> Requested:
-    """Return an encoding with the values that its method searches, for a method that searches.
+def _with_searched_values(requested: Requested, run: Path, config: Config, length: int) -> Requested:
+    """Return an encoding with searched values, if its class has an option to search.
 
     They are searched for the first run, used for all seeds, and kept in the first run's folder.
     """
@@ -310,7 +312,7 @@ def _read_searched(path: Path) -> dict[str, list[float]]:
         raise RunError(message) from error
 
 
-def _score(
+def _score_untrained(
     runs: Sequence[Path],
     length: int,
     requested: Sequence[Requested],
@@ -323,18 +325,18 @@ def _score(
     is_trained: pass over encodings that cannot be scored without training.
     """
     config = read_config(runs[0])
-    others: list[Requested] = []
+    scored_with: list[Requested] = []
     for each in requested:
         stretched = with_factor(each, length / config.train.length, config.search)
         try:
             find_others([stretched], runs[0].name, config, config.search, force=True)
-            others.append(stretched)
+            scored_with.append(stretched)
         except UserError as error:
             if not is_trained:
                 raise
             say(f"{stretched.text} is not scored without training: {first_line(error)}")
     # The label of a line says where an encoding is not compatible.
-    request = replace(request, with_=tuple(others), force=bool(others))
+    request = replace(request, with_=tuple(scored_with), force=bool(scored_with))
     scored, failures = score_each(runs, request)
     if failures:
         raise RunError(failures[0])
@@ -356,7 +358,7 @@ def _with_lengths(text: str, request: Evaluation, to: float) -> Evaluation:
     return replace(request, lengths=lengths)
 
 
-def _times(to: str) -> float:
+def _length_ratio(to: str) -> float:
     """Return the number of `--to`, such as 4 of `4x`. Raises `UserError`."""
     is_number = re.fullmatch(r"\d+(\.\d+)?x?", to) is not None
     times = float(to.removesuffix("x")) if is_number else 0.0

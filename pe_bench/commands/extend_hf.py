@@ -38,7 +38,7 @@ from pe_bench.runs.job import hashed
 from pe_bench.scoring.other_encodings import OtherEncoding, Requested, find_others
 from pe_bench.scoring.stages import stretched_lengths, with_factor
 from pe_bench.system import machine
-from pe_bench.system.cost import Pace, count, expect, said_once
+from pe_bench.system.cost import Pace, count, expect, print_cost_once
 from pe_bench.system.files import remove_leftovers, replace_folder, write_json
 from pe_bench.system.signals import world_size
 from pe_bench.system.terminal import progress_bar, say
@@ -108,13 +108,13 @@ def extend_hf(
     settings = _settings(config, for_training, length, tokens, train_layers)
     stretched = [with_factor(each, to, ()) for each in requested]
     stages = _stages(config, settings, stretched)
-    with said_once(lambda left: count(left, "further training"), len(stages)) as cost:
+    with print_cost_once(lambda left: count(left, "further training"), len(stages)) as cost:
         for number, stage in enumerate(stages, 1):
-            is_first = _train(stage)
+            is_first = _train_stage(stage)
             cost.ended = number
             if not is_first:
                 return [], []
-    return _scored(text, stages, stretched, replace(scores, overrides=tuple(for_scores)))
+    return _score_all(text, stages, stretched, replace(scores, overrides=tuple(for_scores)))
 
 
 def _settings(
@@ -156,7 +156,7 @@ def _stages(config: Config, settings: Settings, requested: Sequence[Requested]) 
     data = load_data(config)
     TrainingWindows(data.train, settings.train.length, data.end_of_text)  # long enough for one
     source = read_source(f"{about.source}@{about.revision}" if about.revision else about.source)
-    opened = _open(config, source)
+    opened = _open_replaceable(config, source)
     trained_parameters(opened.model, settings.layers)
     config = replace(config, encoding=opened.encoding, model=opened.size)
     stages = []
@@ -167,7 +167,7 @@ def _stages(config: Config, settings: Settings, requested: Sequence[Requested]) 
         )
         require(len(others) == 1, message)
         values = rescaled_config(source, opened, others[0].encoding, config.trained_length)
-        facts = _facts(config, settings, data, others[0])
+        facts = _facts_of_weights(config, settings, data, others[0])
         key = hashed(facts)
         scaling = others[0].encoding.base.name
         name = f"{source.name}-{scaling}-{settings.train.length}-{key}"
@@ -176,7 +176,7 @@ def _stages(config: Config, settings: Settings, requested: Sequence[Requested]) 
     return stages
 
 
-def _open(config: Config, source: Source) -> Opened:
+def _open_replaceable(config: Config, source: Source) -> Opened:
     """Open a model in float32. Raise `UserError` if its encoding cannot be replaced."""
     assert config.checkpoint is not None
     begins = config.checkpoint.begins
@@ -187,7 +187,7 @@ def _open(config: Config, source: Source) -> Opened:
     return opened
 
 
-def _facts(config: Config, settings: Settings, data: Data, other: OtherEncoding) -> dict[str, Any]:
+def _facts_of_weights(config: Config, settings: Settings, data: Data, other: OtherEncoding) -> dict[str, Any]:
     """Return the facts that decide the weights of a training, as JSON has them."""
     assert config.checkpoint is not None
     train = settings.train
@@ -206,7 +206,7 @@ def _facts(config: Config, settings: Settings, data: Data, other: OtherEncoding)
     }
 
 
-def _train(stage: Stage) -> bool:
+def _train_stage(stage: Stage) -> bool:
     """Train a stage unless its folder exists, and write the folder.
 
     Returns whether this process is the first of the training's processes, which goes on alone.
@@ -221,7 +221,7 @@ def _train(stage: Stage) -> bool:
             say(f"{stage.target} is already trained")
             return group.is_first
         with _at_work(stage.workplace, group), machine.explain_out_of_memory(LESS_MEMORY):
-            opened = _open(config, stage.source)
+            opened = _open_replaceable(config, stage.source)
             data = load_data(config)
             say(summary(data, train.length))
             encoding = stage.other.encoding.build(opened.size.n_layers)
@@ -237,18 +237,18 @@ def _train(stage: Stage) -> bool:
             with progress_bar(stage.target.name, train.total_steps) as bar:
                 pace = Pace()
 
-                def watch(step: Step) -> None:
+                def show_step(step: Step) -> None:
                     show_progress(bar, step, train.total_steps)
                     seconds = pace.seconds_per_unit(step.step)
                     if seconds is not None:
                         expect(seconds * train.total_steps, machine.cores_of(device, threads))
 
-                train_further(training, stage.workplace, watch)
+                train_further(training, stage.workplace, show_step)
             if group.is_first:
                 model.to("cpu")
                 about = {"source": stage.source.address, **stage.facts}
                 about |= machine.environment(device, threads)
-                _write(stage, opened, about)
+                _write_model(stage, opened, about)
     return group.is_first
 
 
@@ -264,7 +264,7 @@ def _at_work(workplace: Path, group: Group) -> Iterator[None]:
         yield
 
 
-def _write(stage: Stage, opened: Opened, about: dict[str, Any]) -> None:
+def _write_model(stage: Stage, opened: Opened, about: dict[str, Any]) -> None:
     """Write the trained model to its folder, read it again, and delete the training's folder.
 
     Raises `RunError` if logits differ.
@@ -280,7 +280,7 @@ def _write(stage: Stage, opened: Opened, about: dict[str, Any]) -> None:
     say(f"{stage.source.name} trained further with {stage.other.label}: {stage.target}; {equal}")
 
 
-def _scored(
+def _score_all(
     text: str,
     stages: Sequence[Stage],
     requested: Sequence[Requested],

@@ -81,7 +81,7 @@ def load(config: Config, planner: Planner = make_plans, run: Path | None = None)
         before = source.config if config.train.from_run else None
         label, first, own_setting = source.stage(stage_label(encoding, before), config, own_setting)
     plans = planner(config, config.eval, data)
-    refuse_lookahead_in_text(model, _texts(data, config.train.length), config.encoding["name"])
+    refuse_lookahead_in_text(model, _windows_of_text(data, config.train.length), config.encoding["name"])
     start = source.run if source is not None and config.train.from_run else None
     job = Job(config, folder, own_setting, label, label, device, dtype, threads, data, model, first, start)
     if source is not None:
@@ -89,7 +89,7 @@ def load(config: Config, planner: Planner = make_plans, run: Path | None = None)
     return job, plans
 
 
-def _texts(data: Data, length: int) -> Tensor:
+def _windows_of_text(data: Data, length: int) -> Tensor:
     """Return windows of the training text, int64 [n, length]. Raise `UserError` for data without windows."""
     sides = {side: windows_of(data, length, side=side) for side in ("training", "validation")}
     batch = sides["training"].batch(TEXTS, seed=0, step=0)
@@ -147,13 +147,13 @@ def explain_stop(job: Job) -> Iterator[None]:
 def describe(job: Job) -> None:
     """Write config.yaml and environment.json; they describe the last process that worked on the run."""
     write_config(job)
-    about: dict[str, Any] = {**machine.environment(job.device, job.threads)}
+    facts: dict[str, Any] = {**machine.environment(job.device, job.threads)}
     if job.config.checkpoint is None:
-        about["attention"] = kernel = training_kernel(job.device, job.dtype)
+        facts["attention"] = kernel = training_kernel(job.device, job.dtype)
         is_compiled = usable_kernel(torch.float32).library is not None
         if job.device.type == "cpu" and not is_compiled:
             say(f"attention: {kernel}")
-    write_json(job.folder / "environment.json", about)
+    write_json(job.folder / "environment.json", facts)
     if job.data.prompts is None:
         say(describe_data(job))
 
@@ -215,7 +215,7 @@ def with_weights(job: Job, trained: checkpoint.Checkpoint) -> Job:
     try:
         weights = "with its trained weights"
         refuse_lookahead(job.model, train.length, name, weights)
-        refuse_lookahead_in_text(job.model, _texts(job.data, train.length), name, weights)
+        refuse_lookahead_in_text(job.model, _windows_of_text(job.data, train.length), name, weights)
     except UserError as error:
         raise RunError(str(error)) from error
     return replace(job, tokens_per_second=trained.step * train.batch_tokens / trained.train_seconds)

@@ -47,9 +47,9 @@ def draw_run(job: Job, picture: Path) -> None:
     model = job.model
     assert isinstance(model, Decoder)
     length = min(job.config.train.length, MAX_WINDOW)
-    document = _document(job.data, length)
-    tokens_BT = _batch(document[:length])
-    attention = attention_by_layer(model, tokens_BT, _ids(job, tokens_BT))
+    document = _longest_document(job.data, length)
+    tokens_BT = _one_text_batch(document[:length])
+    attention = attention_by_layer(model, tokens_BT, _position_ids(job, tokens_BT))
     subject = trained_encoding(job.config, model.encoding)
     train = job.config.train
     count = train.total_steps * train.batch_tokens
@@ -67,24 +67,24 @@ def text_written(job: Job) -> str:
     trained = job.config.train.length
     scored = [row.length for row in RunFolder(job.folder).rows if is_as_trained(row) and has_number(row)]
     longest = max([trained, *scored])
-    document = _document(job.data, longest)
+    document = _longest_document(job.data, longest)
     prompt = document[:longest]
     follows = document[longest : longest + CHARACTERS]
     named = {trained: "the training length"}
     if longest > trained:
         named[longest] = "the longest scored length"
     parts = {
-        "the end of the prompt": _text(job.data, prompt)[-SHOWN:],
-        "the text goes on": _text(job.data, follows)[:CHARACTERS],
+        "the end of the prompt": _decoded_text(job.data, prompt)[-SHOWN:],
+        "the text goes on": _decoded_text(job.data, follows)[:CHARACTERS],
     }
     for length, what in named.items():
-        written = _write(job, prompt[-length:])
+        written = _write_greedily(job, prompt[-length:])
         parts[f"written after {length:,} tokens, {what}"] = written
     texts = [f"{heading}:\n{_indented(text)}" for heading, text in parts.items()]
     return "\n\n".join(texts) + "\n"
 
 
-def _document(data: Data, length: int) -> np.ndarray:
+def _longest_document(data: Data, length: int) -> np.ndarray:
     """Return the longest document of the validation text.
 
     Raises `RunError` if it has no more than `length` tokens.
@@ -97,33 +97,34 @@ def _document(data: Data, length: int) -> np.ndarray:
     return split.document(number)
 
 
-def _batch(tokens: np.ndarray) -> Tensor:
+def _one_text_batch(tokens: np.ndarray) -> Tensor:
+    """Return tokens [T] as a batch of one text, int64 [1, T]."""
     return torch.from_numpy(tokens.astype(np.int64))[None]
 
 
-def _ids(job: Job, tokens_BT: Tensor) -> Tensor:
+def _position_ids(job: Job, tokens_BT: Tensor) -> Tensor:
     """Return the position ids of a text, as for scoring."""
     seed = derive_seed(job.config.eval.seed, "ids", tokens_BT.shape[1])
     generator = torch.Generator().manual_seed(seed)
     return job.model.encoding.ids(tokens_BT, train=False, generator=generator)
 
 
-def _write(job: Job, prompt: np.ndarray) -> str:
+def _write_greedily(job: Job, prompt: np.ndarray) -> str:
     """Return the characters that a model writes greedily, with a context of the prompt's length."""
     length = len(prompt)
     tokens = prompt
     with torch.no_grad(), flush_denormals(), progress_bar(f"after {length:,} tokens", CHARACTERS) as bar:
         while True:
-            written = _text(job.data, tokens[length:])
+            written = _decoded_text(job.data, tokens[length:])
             if len(written) >= CHARACTERS or len(tokens) - length >= CHARACTERS:
                 return written[:CHARACTERS]
             bar.show(len(written), f"{len(written)} of {CHARACTERS} characters")
-            tokens_BT = _batch(tokens[-length:])
-            hidden_BTD = job.model.hidden(tokens_BT, _ids(job, tokens_BT), None, length - 1)
+            tokens_BT = _one_text_batch(tokens[-length:])
+            hidden_BTD = job.model.hidden(tokens_BT, _position_ids(job, tokens_BT), None, length - 1)
             tokens = np.append(tokens, job.model.likeliest(hidden_BTD[:, -1]).numpy())
 
 
-def _text(data: Data, tokens: np.ndarray) -> str:
+def _decoded_text(data: Data, tokens: np.ndarray) -> str:
     """Return the text of tokens; bytes that are no UTF-8 are replaced by a sign."""
     if data.tokenizer == "bytes":
         characters = bytes(token for token in tokens.tolist() if token < 256)

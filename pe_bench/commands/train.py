@@ -30,7 +30,7 @@ from pe_bench.scoring.protocols import Plan
 from pe_bench.scoring.rows import operations, operations_of_pass, row_key, scored_rows
 from pe_bench.scoring.slices import keep_derived
 from pe_bench.system import machine
-from pe_bench.system.cost import Listener, Pace, count, expect, listener, said_once, told_to
+from pe_bench.system.cost import Listener, Pace, count, expect, listener, print_cost_once, report_cost_to
 from pe_bench.system.signals import rank, world_size
 from pe_bench.system.terminal import Bars, progress_bar, say
 from pe_bench.trackers import Tracking, check_tracker
@@ -50,11 +50,11 @@ def train(config: Config, *, waits: Callable[[str], None] | None = None) -> tupl
     such a process is an error. Raises `UserError` before the first write, `RunError` after it.
     """
     job, plans = prepare(config)
-    with said_once(_runs):
+    with print_cost_once(_runs_text):
         return job.folder, finish(job, plans, waits=waits)
 
 
-def _runs(left: int) -> str:
+def _runs_text(left: int) -> str:
     return count(left, "run")
 
 
@@ -127,7 +127,7 @@ def _finish_in_process(
 ) -> None:
     planner = make_plans if rank() == 0 else _no_plans
     job, plans = prepare(config, planner)
-    with told_to(told):
+    with report_cost_to(told):
         finish(job, plans, bars, waits=waits)
 
 
@@ -169,13 +169,13 @@ def _train_and_score(
             return rows
         say(f"warning: retraining {run.name}: its final weights are gone, and its scores are discarded")
         (run / "result.json").unlink()
-    trained = _train(job, plans, bars, tracked, group)
+    trained = _take_missing_steps(job, plans, bars, tracked, group)
     rows = score_encodings(with_weights(job, trained), plans, bars=bars)
     write_result(job, trained)
     return rows
 
 
-def _train(
+def _take_missing_steps(
     job: Job, plans: Sequence[Plan], bars: Bars, tracked: Tracking, group: Group
 ) -> checkpoint.Checkpoint:
     """Take the missing steps of a training, and return its last checkpoint."""
@@ -193,7 +193,7 @@ def _train(
     pace = Pace()
     with bars(job.label, steps) as bar:
 
-        def watch(step: Step) -> None:
+        def show_step(step: Step) -> None:
             show_progress(bar, step, steps)
             tracked.step(step)
             seconds = pace.seconds_per_unit(step.step)
@@ -201,7 +201,7 @@ def _train(
                 work = steps - begun_at + _steps_of_scoring(job, plans)
                 expect(seconds * work, machine.cores_of(job.device, job.threads))
 
-        fit(job, watch, group)
+        fit(job, show_step, group)
     trained = checkpoint.require_trained(job.folder, steps)
     say(f"{name}: trained in {trained.train_seconds:.0f} s, loss {trained.loss:.3f}")
     return trained

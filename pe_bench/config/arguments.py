@@ -39,26 +39,26 @@ def configs_of(arguments: Sequence[str], search: Sequence[Path] = ()) -> dict[st
     require(bool(typed_names), "name an encoding; `pe-bench list encodings` has them")
     names = dict.fromkeys(find_name("encoding", name, search) for name in typed_names)
     overrides = [parse_override(text) for text in texts]
-    options = [override for override in overrides if _is_option(override)]
-    shared = [str(override) for override in overrides if not _is_option(override)]
-    composed: dict[str, dict[str, Any]] = {}
-    used: set[Override] = set()
+    options = [override for override in overrides if is_option(override)]
+    shared = [str(override) for override in overrides if not is_option(override)]
+    composed_configs: dict[str, dict[str, Any]] = {}
+    used_options: set[Override] = set()
     for name in names:
         values = compose([f"encoding={name}", *shared], search)
         in_whole = {option: in_full(name, values["encoding"], option) for option in options}
-        used |= {option for option, whole in in_whole.items() if whole or option.prefix}
+        used_options |= {option for option, whole in in_whole.items() if whole or option.prefix}
         chosen = [str(option) for option in in_whole.values() if option]
         if chosen:
             values = compose([f"encoding={name}", *shared, *chosen], search)
-        composed[name] = values
-    for key in [option.key for option in options if option not in used]:
-        keys = [*chain.from_iterable(map(keys_in, composed.values()))]
+        composed_configs[name] = values
+    for key in [option.key for option in options if option not in used_options]:
+        keys = [*chain.from_iterable(map(keys_in, composed_configs.values()))]
         is_whole = "." in key or close_to(key, keys)
         raise unknown_key(key if is_whole else f"encoding.{key}", keys)
-    return {name: parse_config(values, search) for name, values in composed.items()}
+    return {name: parse_config(values, search) for name, values in composed_configs.items()}
 
 
-def _is_option(override: Override) -> bool:
+def is_option(override: Override) -> bool:
     """Return true for an option of an encoding, such as `encoding.base=500` or in short `base=500`."""
     is_short = "." not in override.key and override.key not in (*GROUPS, *KEYS)
     return is_short or override.section == "encoding"

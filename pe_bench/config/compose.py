@@ -52,10 +52,11 @@ CATALOGUE = "catalogue"  # a key with several encodings, by their names
 
 def compose(overrides: Sequence[str], search: Sequence[Path] = ()) -> dict[str, Any]:
     """Compose the configuration of one job as plain values, without running anything. Raises `UserError`."""
-    return _compose(for_hydra(overrides, search), search)
+    return _compose_completed(for_hydra(overrides, search), search)
 
 
-def _compose(overrides: Sequence[str], search: Sequence[Path]) -> dict[str, Any]:
+def _compose_completed(overrides: Sequence[str], search: Sequence[Path]) -> dict[str, Any]:
+    """Compose overrides that `complete_overrides` has completed."""
     with explain_hydra_errors(overrides, search), _hydra(search):
         return _plain_values(_merge(overrides, search), search)
 
@@ -68,7 +69,7 @@ def complete_overrides(overrides: Sequence[str], search: Sequence[Path] = ()) ->
 
 def compose_config(overrides: Sequence[str], search: Sequence[Path] = ()) -> Config:
     """Return the configuration of a command's single job. Raises `UserError`."""
-    return parse_config(_compose(complete_overrides(overrides, search), search), search)
+    return parse_config(_compose_completed(complete_overrides(overrides, search), search), search)
 
 
 def compose_over(
@@ -83,7 +84,7 @@ def compose_over(
 
     completed = complete_overrides([*choice, *overrides], search)
     if not values:
-        return _compose(completed, search)
+        return _compose_completed(completed, search)
     parsed = map(parse_override, overrides)
     named = {*chain.from_iterable(map(_keys_of, parsed))}
     with explain_hydra_errors(completed, search), _hydra(search):
@@ -247,11 +248,11 @@ def call_by_number(jobs: int, launcher: Sequence[str], task: Callable[[int], Non
     numbers = f"job={','.join(map(str, range(jobs)))}"
     overrides = [*launcher, numbers, f"hydra.sweep.dir={quote(str(folder))}"]
 
-    def call(composed: Any) -> None:  # maybe in another process
+    def call_task(composed: Any) -> None:  # maybe in another process
         task(int(composed.job))
 
     with explain_hydra_errors(overrides), _hydra() as hydra:
-        hydra.multirun(LAUNCH, call, overrides)
+        hydra.multirun(LAUNCH, call_task, overrides)
 
 
 def compose_launcher(launcher: Sequence[str]) -> None:
@@ -320,17 +321,17 @@ def _encoding_source() -> type[Any]:
         def load_config(self, config_path: str) -> ConfigResult:
             group, _, name = config_path.partition("/")
             if group == "encoding" and ":" in name:
-                part = OmegaConf.create(read_choice("encoding", name))
-                return ConfigResult(self.provider, config_path, part, {"package": None})
+                raw_part = OmegaConf.create(read_choice("encoding", name))
+                return ConfigResult(self.provider, config_path, raw_part, {"package": None})
             if (file := _model_file(config_path)) is not None:
-                part = OmegaConf.create(read_model(file))
-                return ConfigResult(self.provider, config_path, part, {"package": None})
+                raw_part = OmegaConf.create(read_model(file))
+                return ConfigResult(self.provider, config_path, raw_part, {"package": None})
             result = super().load_config(config_path)
-            part: Any = OmegaConf.to_container(result.config, resolve=False)
-            if group in ("encoding", "modifier") and isinstance(part, dict):
-                is_named = group == "encoding" and "class" in part
+            raw_part: Any = OmegaConf.to_container(result.config, resolve=False)
+            if group in ("encoding", "modifier") and isinstance(raw_part, dict):
+                is_named = group == "encoding" and "class" in raw_part
                 named = {"name": name.removesuffix(".yaml")} if is_named else {}
-                completed = complete({**named, **part}, (Path(self.path),))
+                completed = complete({**named, **raw_part}, (Path(self.path),))
                 result.config = OmegaConf.create(completed)
             return result
 
@@ -345,7 +346,7 @@ def _model_file(config_path: str) -> Path | None:
     return Path(name) if group == "model" and is_model_file(name) else None
 
 
-def _require_value(otherwise: str) -> None:
+def _refuse_missing_value(otherwise: str) -> None:
     raise UserError(otherwise)
 
 
@@ -361,7 +362,7 @@ RESOLVERS: dict[str, Callable[..., Any]] = {
     "quotient": lambda a, b: max(1, a // b),
     "in_proportion": _in_proportion,
     "times": lambda a, b: a * b,
-    "required": _require_value,
+    "required": _refuse_missing_value,
     "expanduser": os.path.expanduser,
 }
 
@@ -375,15 +376,15 @@ def _plain_values(composed: Any, search: Sequence[Path] = ()) -> dict[str, Any]:
     from omegaconf.errors import OmegaConfBaseException
 
     try:
-        raw: Any = OmegaConf.to_container(composed, resolve=False)
-        if isinstance(raw.get("encoding"), dict):
-            raw["encoding"] = _with_nested(raw["encoding"], search, "encoding")
-        values: Any = OmegaConf.to_container(OmegaConf.create(raw), resolve=True)
+        raw_values: Any = OmegaConf.to_container(composed, resolve=False)
+        if isinstance(raw_values.get("encoding"), dict):
+            raw_values["encoding"] = _with_nested(raw_values["encoding"], search, "encoding")
+        values: Any = OmegaConf.to_container(OmegaConf.create(raw_values), resolve=True)
     except OmegaConfBaseException as error:
         raise cause(error) or UserError(first_line(error)) from error
-    parts = [(raw, values, "encoding")]
-    for name in raw.get(CATALOGUE, ()):
-        parts.append((raw[CATALOGUE], values[CATALOGUE], name))
+    parts = [(raw_values, values, "encoding")]
+    for name in raw_values.get(CATALOGUE, ()):
+        parts.append((raw_values[CATALOGUE], values[CATALOGUE], name))
     for source, target, key in parts:
         if isinstance(target.get(key), dict):
             preset = _read_preset(str(source[key].get("name")), search)

@@ -62,13 +62,14 @@ def find_name(group: str, typed: str, search: Sequence[Path] = ()) -> str:
     by_name = {name: name for name in names}
     if group == "encoding":
         by_name |= aliases()
-    folded = {_fold(name): first for name, first in by_name.items()}
-    if typed not in by_name and _fold(typed) not in folded:
+    folded = {_without_spelling(name): first for name, first in by_name.items()}
+    if typed not in by_name and _without_spelling(typed) not in folded:
         raise UserError(unknown(typed, group, by_name))
-    return by_name.get(typed) or folded[_fold(typed)]
+    return by_name.get(typed) or folded[_without_spelling(typed)]
 
 
-def _fold(name: str) -> str:
+def _without_spelling(name: str) -> str:
+    """Return the letters and digits of a name in lower case."""
     return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
@@ -86,7 +87,7 @@ def description(group: str, name: str) -> str:
     return re.split(r"(?<=\w)\. |\.$", comment, maxsplit=1)[0]
 
 
-def yaml_of(file: Path) -> Any:
+def read_yaml(file: Path) -> Any:
     import yaml  # which `--help` should not wait for
 
     return yaml.safe_load(file.read_text(encoding="utf-8"))
@@ -114,14 +115,17 @@ def shipped_model(name: str) -> dict[str, Any]:
     """Return the sizes of a shipped model, without derived sizes; empty for an unknown name."""
     if name not in names_in("model"):
         return {}
-    values = yaml_of(config_dir() / "model" / f"{name}.yaml")
+    values = read_yaml(config_dir() / "model" / f"{name}.yaml")
     values.pop("name", None)
-    sizes = {key: _size(value) for key, value in values.items()}
+    sizes = {key: _size_at_own_width(value) for key, value in values.items()}
     return {key: value for key, value in sizes.items() if value is not None}
 
 
-def _size(value: Any) -> Any:
-    """Return a size of a model's file, at the file's own width; None for a derived size."""
+def _size_at_own_width(value: Any) -> Any:
+    """Return a size in a model's file; one in proportion to the width has its value at the file's width.
+
+    None for a size that is derived in another way.
+    """
     if not isinstance(value, str):
         return value
     in_proportion = IN_PROPORTION.match(value)
@@ -138,8 +142,8 @@ def read_model(file: Path) -> dict[str, Any]:
 
     Raises `UserError` for a file that is no mapping, or for an unknown key.
     """
-    values = yaml_of(file)
-    usual = yaml_of(config_dir() / "model" / "tiny.yaml")
+    values = read_yaml(file)
+    usual = read_yaml(config_dir() / "model" / "tiny.yaml")
     if not isinstance(values, dict):
         raise UserError(f"model={file} must hold keys such as d_model: 96, one a line")
     for key in values:
@@ -170,7 +174,7 @@ def read_choice(group: str, name: str, search: Sequence[Path] = ()) -> dict[str,
     if file is None:
         raise UserError(unknown(name, group, names_in(group, search)))
     part = read_part(file)
-    result: dict[str, Any] = {}
+    complete_choice: dict[str, Any] = {}
     for entry in part.pop("defaults", ()):
         # Such as `rope`, `_self_`, `/encoding@local: rope` or `/modifier@modifiers.logn: logn`.
         target, base = next(iter(entry.items())) if isinstance(entry, dict) else (group, entry)
@@ -179,13 +183,13 @@ def read_choice(group: str, name: str, search: Sequence[Path] = ()) -> dict[str,
             continue
         values = read_choice(group_of_base, base, search)
         if option.startswith("modifiers."):
-            result.setdefault("modifiers", {})[option.removeprefix("modifiers.")] = values
+            complete_choice.setdefault("modifiers", {})[option.removeprefix("modifiers.")] = values
         else:
-            result |= {option: values} if option else values
+            complete_choice |= {option: values} if option else values
     for key, value in part.items():
-        if value != MISSING or key not in result:
-            result[key] = value
-    return result
+        if value != MISSING or key not in complete_choice:
+            complete_choice[key] = value
+    return complete_choice
 
 
 def keys_in(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
@@ -212,12 +216,12 @@ def plain_keys() -> list[str]:
 
 def option_keys(overrides: Sequence[str], search: Sequence[Path] = ()) -> Iterator[str]:
     """Yield the keys of all options of the encodings, modifiers and tasks in overrides."""
-    chosen: dict[str, str] = {}
+    values_by_key: dict[str, str] = {}
     for text in overrides:
         key, _, value = text.partition("=")
-        chosen[key] = value
+        values_by_key[key] = value
     groups = ("encoding", "modifier", "task")
-    names = {group: CHOICE.findall(chosen.get(group, "")) for group in groups}
+    names = {group: CHOICE.findall(values_by_key.get(group, "")) for group in groups}
     for name in names["encoding"] or [DEFAULT_ENCODING]:
         with suppress(UserError):  # the name may be half typed
             if ":" in name:  # outside code, which only training may run
@@ -251,11 +255,11 @@ class Key(NamedTuple):
 
 def keys() -> list[Key]:
     """Return every key that a command can change, without keys of an encoding, a task or a tokenizer."""
-    found = list(_keys((config_dir() / "train.yaml").read_text(encoding="utf-8")))
+    found = list(_keys_in_text((config_dir() / "train.yaml").read_text(encoding="utf-8")))
     for group, name in KEYS_OF_GROUPS.items():
         file = config_dir() / group / f"{name}.yaml"
         text = file.read_text(encoding="utf-8")
-        for key in _keys(f"\n\n{text}"):
+        for key in _keys_in_text(f"\n\n{text}"):
             if key.meaning:
                 default = _without_interpolation(key.default)
                 found.append(Key(f"{group}.{key.name}", default, key.meaning))
@@ -270,7 +274,7 @@ def _without_interpolation(default: str) -> str:
     return re.sub(r"\$\{(?:quotient:)?|\}", "", default).replace(",", " / ")
 
 
-def _keys(text: str) -> Iterator[Key]:
+def _keys_in_text(text: str) -> Iterator[Key]:
     """Yield the keys in the text of a YAML file: its groups up to the first empty line, then its settings."""
     groups, _, settings = text.partition("\n\n")
     for match in map(GROUP.fullmatch, groups.splitlines()):

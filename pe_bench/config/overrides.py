@@ -124,7 +124,7 @@ def full_key(name: str, encoding: Mapping[str, Any], key: str) -> str | None:
 
 def read_option(text: str) -> tuple[str, Any]:
     """Return the key and the value of an option such as `factor=4`. Raises `UserError`."""
-    option = _checked(text, ())
+    option = _checked_override(text, ())
     with explain_hydra_errors([text]):
         values = _parsed_values(option)
     several = f"{option.key}={option.value}"
@@ -160,7 +160,7 @@ def for_hydra(overrides: Sequence[str], search: Sequence[Path] = ()) -> list[str
     """
     result = []
     for text in overrides:
-        override = _checked(text, search)
+        override = _checked_override(text, search)
         value = override.value or ""
         if override.section == "encoding" and value.startswith("{"):
             override = _with_nested_as_text(override)
@@ -168,7 +168,7 @@ def for_hydra(overrides: Sequence[str], search: Sequence[Path] = ()) -> list[str
     return result
 
 
-def _checked(text: str, search: Sequence[Path]) -> Override:
+def _checked_override(text: str, search: Sequence[Path]) -> Override:
     """Return the override of a text, with names of files in place of aliases, and counts as numbers.
 
     Raises `UserError` for text that is no override, for several encodings of one run, for an unknown name and

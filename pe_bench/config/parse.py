@@ -76,11 +76,11 @@ def _parse(kind: type[Any], values: Any, prefix: str = "") -> Any:
             raise UserError(unknown(key, "key", names))
         require(value != "", f"{key} is empty: give it a value, or remove it")
         hint = hints[names[key]]
-        section: Any = next(filter(is_dataclass, (hint, *typing.get_args(hint))), None)
-        if section is None:
+        section_class: Any = next(filter(is_dataclass, (hint, *typing.get_args(hint))), None)
+        if section_class is None:
             parsed[names[key]] = check_type(value, hint, key)
         else:
-            parsed[names[key]] = _parse(section, value, f"{key}.")
+            parsed[names[key]] = _parse(section_class, value, f"{key}.")
     return kind(**parsed)
 
 

@@ -46,6 +46,8 @@ KEY_OF_FIELD = {field: key for key, field in FIELD_OF_KEY.items()}
 
 @dataclass(frozen=True)
 class ModelConfig:
+    """The section `model`: the sizes of the decoder. configs/model/tiny.yaml explains each key."""
+
     name: str = "tiny"
     d_model: AtLeast1 = 128
     n_layers: AtLeast1 = 4
@@ -65,14 +67,16 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class DataConfig:
+    """The section `data`: the text. configs/data/files.yaml explains each key."""
+
     name: str = "stdlib"
     source: Literal["stdlib", "files", "hub", "task"] = "stdlib"
     path: str | None = None
     validation_path: str | None = None
-    subset: str | None = None
+    subset: str | None = None  # the configuration of a dataset on the Hub
     revision: str | None = None
     text_column: str = "text"
-    newlines: Literal["universal", "keep"] = "universal"
+    newlines: Literal["universal", "keep"] = "universal"  # universal: every line end is read as a line feed
     encoding: str = "utf-8"
     max_tokens: AtLeast1 | None = None
     validation_fraction: Fraction = 0.2
@@ -96,6 +100,8 @@ class DataConfig:
 
 @dataclass(frozen=True)
 class TokenizerConfig:
+    """The section `tokenizer`: how text becomes tokens."""
+
     kind: Literal["bytes", "bpe", "hub", "file"] = "bytes"
     name: str | None = None
     revision: str | None = None
@@ -110,6 +116,8 @@ class TokenizerConfig:
 
 @dataclass(frozen=True)
 class TrainConfig:
+    """The section `train`. configs/train.yaml explains each key."""
+
     length: AtLeast2 = 128
     steps: Natural | None = None  # 0 for a checkpoint
     tokens: AtLeast1 = 1_024_000
@@ -125,15 +133,15 @@ class TrainConfig:
     warmup_steps: Natural = 100
     weight_decay: NotNegative = 0.1
     betas: tuple[Share, Share] = (0.9, 0.95)
-    clip: Positive = 1.0
+    clip: Positive = 1.0  # the largest norm of a step's gradient
     log_every: AtLeast1 = 10
     validate_every: AtLeast1 = 200
     validation_tokens: AtLeast1 = 32_768
     checkpoint_every: AtLeast1 = 200
-    from_run: str | None = None
-    beside: str | None = None
-    source: str | None = None
-    only: Literal["encoding"] | None = None
+    from_run: str | None = None  # the parent run, from whose weights training starts
+    beside: str | None = None  # the run in whose table this run is a line
+    source: str | None = None  # the name of the parent when it was trained
+    only: Literal["encoding"] | None = None  # the parameters that are trained; None for all
 
     @property
     def total_steps(self) -> int:
@@ -165,6 +173,8 @@ class TrainConfig:
 
 @dataclass(frozen=True)
 class EvalConfig:
+    """The section `eval`: what is scored. configs/train.yaml explains each key."""
+
     lengths: list[AtLeast1] | None = None
     max_length: AtLeast1 | None = None
     protocol: Protocol = "paired"
@@ -172,13 +182,13 @@ class EvalConfig:
     target_tokens: AtLeast1 | None = None
     stride: AtLeast1 | None = None
     controls: Controls = "auto"
-    per_position: bool = False
+    per_position: bool = False  # whether position curves are scored
     tokens: AtLeast1 = 65_536
     batch_tokens: AtLeast1 = 4_096
     precision: Literal["float32", "bfloat16"] = "float32"
-    half: Half = "both"
+    half: Half = "both"  # the half of the validation documents that is scored
     seed: Natural = 0
-    first_length: AtLeast1 | None = None
+    first_length: AtLeast1 | None = None  # the training length of a later stage's first stage
 
     def resolved_lengths(self, train_length: int) -> list[int]:
         """The lengths to score, in order, the training length among them.
@@ -203,7 +213,7 @@ class EvalConfig:
 
 
 def quarter_of(train_length: int) -> int:
-    """Return a quarter of the training length; gains beyond count only after gains from a quarter on."""
+    """Return a quarter of the training length, from which a model must gain to be judged beyond it."""
     return round(train_length / 4)
 
 
@@ -214,6 +224,8 @@ def largest_power_of_two(most: int) -> int:
 
 @dataclass(frozen=True)
 class ReportConfig:
+    """The section `report`."""
+
     margin: float = MARGIN
 
 
@@ -240,9 +252,8 @@ class CheckpointConfig:
     without_attention: int = 0  # the number of layers without attention
     unused_scaling: str | None = None  # a scaling in the model's configuration that no layer uses
     identity_version: int = 1  # CHECKPOINT_IDENTITY at the time of scoring; older scores may differ
-    train_length: int | None = (
-        None  # the training length, if changes are measured from another `train.length`
-    )
+    # The training length, if changes are measured from another `train.length`.
+    train_length: int | None = None
     rounding: str | None = None  # the types to which the weights of a GGUF file were rounded
 
     @property

@@ -53,8 +53,8 @@ def planned(
     choice: overrides before the others, such as the encoding. values: plain values of keys without an
     override, such as `train.length`. Raises `UserError`.
     """
-    chosen = _options(for_hydra(choice, search), search)
-    options = _options(for_hydra(overrides, search), search)
+    chosen = _options_of_keys(for_hydra(choice, search), search)
+    options = _options_of_keys(for_hydra(overrides, search), search)
     jobs = []
     for before in itertools.product(*chosen):
         for after in itertools.product(*options):
@@ -80,11 +80,11 @@ def planned_job(
     return Planned(config.encoding["name"], config, (*choice, *value_words, *overrides))
 
 
-def _options(overrides: Sequence[str], search: Sequence[Path]) -> list[list[str]]:
+def _options_of_keys(overrides: Sequence[str], search: Sequence[Path]) -> list[list[str]]:
     """Return, for each key, its overrides with one value each; the last override of a key counts."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
-    options: dict[str, list[str]] = {}
+    options_of_keys: dict[str, list[str]] = {}
     with explain_hydra_errors(overrides, search):
         for override in OverridesParser.create().parse_overrides([*overrides]):
             key = override.get_key_element()
@@ -93,8 +93,10 @@ def _options(overrides: Sequence[str], search: Sequence[Path]) -> list[list[str]
                 f"{override.input_line} is no list of values, and there each value needs a job: list them"
             )
             require(not is_sweep or override.is_discrete_sweep(), message)
-            options[key] = _values(override, search) if is_sweep else [str(override.input_line)]
-    return list(options.values())
+            options_of_keys[key] = (
+                _overrides_with_one_value(override, search) if is_sweep else [str(override.input_line)]
+            )
+    return list(options_of_keys.values())
 
 
 def _words_with_choices(words: Sequence[str], options: Sequence[Sequence[str]]) -> list[str]:
@@ -153,12 +155,12 @@ def sorted_by_use(overrides: Sequence[str]) -> Typed:
 
 def check_launcher(overrides: Sequence[str]) -> None:
     """Raise `UserError` for overrides that are unknown to all launchers, without launching or writing."""
-    _check_nodes(overrides)
+    _refuse_several_nodes(overrides)
     if overrides:
         compose_launcher(overrides)
 
 
-def _check_nodes(overrides: Sequence[str]) -> None:
+def _refuse_several_nodes(overrides: Sequence[str]) -> None:
     for override in map(parse_override, overrides):
         message = f"{override}: a job uses one node: leave it out, or start each run with torchrun --nnodes"
         has_several = override.key == "hydra.launcher.nodes" and override.value != "1"
@@ -185,8 +187,10 @@ def read_sweep(overrides: Sequence[str], search: Sequence[Path]) -> Sweep:
     with explain_hydra_errors(overrides, search):
         parsed = OverridesParser.create().parse_overrides(list(overrides))
         swept = [override for override in parsed if override.is_sweep_override()]
-        values = [_values(override, search) for override in swept if override.is_discrete_sweep()]
-    _check_nodes(overrides)
+        values = [
+            _overrides_with_one_value(override, search) for override in swept if override.is_discrete_sweep()
+        ]
+    _refuse_several_nodes(overrides)
     keys = tuple(parse_override(override.get_key_element()).key for override in swept)
     texts = [parse_override(text) for text in overrides]
     plain = [str(text) for text in texts if text.key not in keys]
@@ -196,7 +200,7 @@ def read_sweep(overrides: Sequence[str], search: Sequence[Path]) -> Sweep:
     return Sweep(keys, jobs, configs, tuple(text.key for text in texts))
 
 
-def _values(override: Any, search: Sequence[Path]) -> list[str]:
+def _overrides_with_one_value(override: Any, search: Sequence[Path]) -> list[str]:
     """Return the overrides with one value each of an override with several values."""
     from hydra.core.override_parser.types import Glob
 
@@ -229,14 +233,14 @@ def with_swept_options(overrides: Sequence[str]) -> list[str]:
     swept = [text for text in overrides if re.match(r"(encoding|modifier|task)=(?!\[[^]]*\]$).*[,(]", text)]
     options = tuple(OPTIONS_OF_GROUP[parse_override(text).key] for text in swept)
 
-    def adapt(override: Override) -> str:
+    def as_choice(override: Override) -> str:
         if override.value is None or re.search(r"[,(]", override.value):
             return str(override)
         if override.key.startswith(options):
             override = replace(override, value=f"choice({override.value})")
         return str(override)
 
-    return [adapt(parse_override(text)) for text in overrides]
+    return [as_choice(parse_override(text)) for text in overrides]
 
 
 def without_launcher(overrides: Sequence[str]) -> list[str]:

@@ -26,18 +26,18 @@ def read(config: DataConfig, byte_budget: int | None) -> tuple[list[Document], l
     is_name = OWNER_AND_NAME.fullmatch(path) and not Path(path).exists()
     require(bool(is_name), f"data.path={path} is not the OWNER/NAME of a dataset on the Hub: {WITHOUT}")
     with hub_errors(f"data.path={path}", WITHOUT):
-        load: Any = datasets.load_dataset
+        load_dataset: Any = datasets.load_dataset
         is_streamed = byte_budget is not None
-        splits: dict[str, Iterable[dict[str, Any]]] = load(
+        splits: dict[str, Iterable[dict[str, Any]]] = load_dataset(
             path, config.subset, revision=config.revision, streaming=is_streamed
         )
         message = f"data.path={path} has no split 'train' (it has {', '.join(splits)}): {WITHOUT}"
         require("train" in splits, message)
-        sides: list[list[Document]] = []
+        documents_of_sides: list[list[Document]] = []
         for name in ("train", "validation"):
             documents = _documents(splits.get(name, ()), name, config)
-            sides.append(list(within_budget(documents, byte_budget)))
-        train, validation = sides
+            documents_of_sides.append(list(within_budget(documents, byte_budget)))
+        train, validation = documents_of_sides
         return train, validation or None
 
 
@@ -56,6 +56,7 @@ def hub_errors(what: str, instead: str) -> Iterator[None]:
 
 
 def _documents(rows: Iterable[dict[str, Any]], split: str, config: DataConfig) -> Iterator[Document]:
+    """Yield the documents of a dataset's rows; WikiText's rows are joined to articles."""
     where = f"data.path={config.path}, split {split},"
     names = getattr(rows, "column_names", None)
     if (

@@ -110,27 +110,27 @@ def cached_tokenizer(config: Config) -> Path:
 
 
 def _packed_folder(config: Config) -> tuple[Path, dict[str, Any]]:
-    """Return the cache's folder of the packed text, and the facts that `_pack` returned for it."""
+    """Return the cache's folder of the packed text, and the facts that `_pack_sides` returned for it."""
     data, tokenizer = config.data, config.tokenizer
     per_token = 1 if tokenizer.kind == "bytes" else BYTES_PER_TOKEN
     byte_budget = data.max_tokens and data.max_tokens * per_token
     # Data of the Hub is identified by its name, so it is not fetched again.
     corpus = None if data.source == "hub" else read_corpus(data, byte_budget)
-    identity: Any = asdict(data) | {"name": None}
-    del identity["validation_documents"]  # data of the Hub is not cut
+    hashed_values: Any = asdict(data) | {"name": None}
+    del hashed_values["validation_documents"]  # data of the Hub is not cut
     if corpus is not None:
-        identity = []
+        hashed_values = []
         for side in corpus:
-            identity.append(side and [(document.name, document.sha256) for document in side])
-        identity.append(data.validation_fraction)
+            hashed_values.append(side and [(document.name, document.sha256) for document in side])
+        hashed_values.append(data.validation_fraction)
         if data.validation_documents > 1:
-            identity.append(data.validation_documents)
+            hashed_values.append(data.validation_documents)
 
-    def build(folder: Path) -> dict[str, Any]:
+    def build_packed_text(folder: Path) -> dict[str, Any]:
         documents, validation = corpus or read_corpus(data, byte_budget)
         least = 1 if data.source == "hub" else data.validation_documents
         sides = split_corpus(documents, validation, data.validation_fraction, least)
-        facts = _pack(folder, *sides, tokenizer)
+        facts = _pack_sides(folder, *sides, tokenizer)
         return {**facts, "split": describe_split(documents, *sides)}
 
     tokenized_with = asdict(tokenizer)
@@ -138,8 +138,8 @@ def _packed_folder(config: Config) -> tuple[Path, dict[str, Any]]:
         path = tokenizers.tokenizer_file(tokenizer)
         tokenized_with["name"] = hashlib.sha256(path.read_bytes()).hexdigest()
         tokenized_with["label"] = path.resolve().parent.name
-    key = key_of((FORMAT, LAYOUT), identity, tokenized_with)
-    return cached_folder(cache_root(config.cache_dir), key, build)
+    key = key_of((FORMAT, LAYOUT), hashed_values, tokenized_with)
+    return cached_folder(cache_root(config.cache_dir), key, build_packed_text)
 
 
 def read_corpus(
@@ -161,7 +161,7 @@ def read_corpus(
     return train, list(within_budget(validation, byte_budget))
 
 
-def _pack(
+def _pack_sides(
     folder: Path, train: list[Document], validation: list[Document], config: TokenizerConfig
 ) -> dict[str, Any]:
     """Write both sides into `folder`; return the other facts for `load_data`."""
@@ -237,12 +237,12 @@ def summary(data: Data, length: int) -> str:
     for purpose, side in sides.items():
         documents = len(side.lengths)
         if documents:
-            tokens = _in_short(len(side.tokens))
+            tokens = _short_count(len(side.tokens))
             amounts.append(f"{documents:,} documents of {tokens} tokens {purpose}")
     return f"{data.name}: {', '.join(amounts)}"
 
 
-def _in_short(tokens: int) -> str:
+def _short_count(tokens: int) -> str:
     if tokens < 100_000:
         return f"{tokens:,}"
     return f"{tokens / 1e6:.2f}M"

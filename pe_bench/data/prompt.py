@@ -110,7 +110,7 @@ def niah_multikey_3(rng: np.random.Generator, size: int) -> Prompt:
     Source: Hsieh et al. 2024, arXiv:2404.06654 (RULER, `niah_multikey_3`): all of the text consists of
     such pairs of UUIDs.
     """
-    identifiers = [_identifier(rng) for _ in range(2 * size)]
+    identifiers = [_random_uuid(rng) for _ in range(2 * size)]
     keys = identifiers[:size]
     values = identifiers[size:]
     pairs = zip(keys, values, strict=True)
@@ -120,7 +120,7 @@ def niah_multikey_3(rng: np.random.Generator, size: int) -> Prompt:
     return Prompt("\n".join([*lines, question]), (values[needle],))
 
 
-def _identifier(rng: np.random.Generator) -> str:
+def _random_uuid(rng: np.random.Generator) -> str:
     return str(uuid.UUID(bytes=rng.bytes(16), version=4))
 
 
@@ -143,14 +143,15 @@ def vt(rng: np.random.Generator, size: int) -> Prompt:
     Source: Hsieh et al. 2024, arXiv:2404.06654 (RULER, `vt` with one chain of four hops and a repeated text
     as noise, one example before it).
     """
-    example = _assignments(rng, SENTENCES_OF_EXAMPLE)
+    example = _variable_tracking(rng, SENTENCES_OF_EXAMPLE)
     answered = " ".join([example.question, *example.answers])
-    text = _assignments(rng, size)
+    text = _variable_tracking(rng, size)
     return Prompt(f"{answered}\n\n{text.question}", text.answers)
 
 
-def _assignments(rng: np.random.Generator, size: int) -> Prompt:
-    names = _words(rng, VARIABLES, 5, "A")
+def _variable_tracking(rng: np.random.Generator, size: int) -> Prompt:
+    """Return the prompt of `vt` without the example before it."""
+    names = _random_words(rng, VARIABLES, 5, "A")
     number = int(rng.integers(10_000, 100_000))
     values = [str(number), *(f"VAR {name}" for name in names)]
     places = rng.integers(size + 1, size=VARIABLES)
@@ -187,7 +188,7 @@ def fwe(rng: np.random.Generator, size: int) -> Prompt:
     missing = size - sum(counts)
     counts += [1] * max(0, missing)
     others = len(counts) - 1
-    words = ["...", *_words(rng, others, 6, "a")]
+    words = ["...", *_random_words(rng, others, 6, "a")]
     text = np.repeat(words, counts)[:size]
     rng.shuffle(text)
     question = (
@@ -196,7 +197,7 @@ def fwe(rng: np.random.Generator, size: int) -> Prompt:
     return Prompt(f"{' '.join(text)}\n{question}\nAnswer:", tuple(words[1:4]))
 
 
-def _words(rng: np.random.Generator, count: int, letters: int, first: str) -> list[str]:
+def _random_words(rng: np.random.Generator, count: int, letters: int, first: str) -> list[str]:
     """Return `count` different words of random letters; the alphabet begins with `first`."""
     words: dict[str, None] = {}
     while len(words) < count:

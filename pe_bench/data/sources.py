@@ -118,11 +118,11 @@ def read_files(path: str, config: DataConfig, key: str) -> Iterator[Document]:
 def files_in(folder: Path) -> list[Path]:
     """Return the files below a folder in the order of their names, without hidden files and folders."""
 
-    def fail(error: OSError) -> None:
+    def raise_error(error: OSError) -> None:
         raise error
 
     paths: list[Path] = []
-    for parent, folders, names in os.walk(folder, onerror=fail):
+    for parent, folders, names in os.walk(folder, onerror=raise_error):
         folders[:] = [name for name in folders if not name.startswith(".")]
         shown = [name for name in names if not name.startswith(".")]
         paths += [Path(parent, name) for name in shown]

@@ -38,7 +38,7 @@ def split_corpus(
         held_out = _without_copies(validation)
     else:
         train = _in_pieces(train, math.ceil(least / fraction))
-        split = _cut_each if len(train) < FEWEST_DOCUMENTS else _stratified
+        split = _cut_each if len(train) < FEWEST_DOCUMENTS else _hold_out_by_size
         train, held_out = split(train, fraction)
     kept = without_overlap(held_out, train)
     sizes = f"{len(train)} training and {len(held_out)} validation documents"
@@ -90,7 +90,7 @@ def _in_pieces(documents: list[Document], wanted: int) -> list[Document]:
     return _without_copies([piece for piece in pieces if piece.text])
 
 
-def _stratified(documents: list[Document], fraction: float) -> tuple[list[Document], list[Document]]:
+def _hold_out_by_size(documents: list[Document], fraction: float) -> tuple[list[Document], list[Document]]:
     """Hold out the document with the smallest sha256 of each 1/fraction documents of similar size."""
     # From the longest down, so that documents beyond the last stratum are short.
     by_size = sorted(documents, key=lambda document: (-len(document.text), document.sha256))
@@ -111,10 +111,10 @@ def _cut_each(documents: list[Document], fraction: float) -> tuple[list[Document
         cut = character_boundary(text, round(len(text) * (1 - fraction)))
         train.append(Document(f"{name}[:{percent}]", text[:cut]))
         validation.append(Document(f"{name}[{percent}:]", text[cut:]))
-    return _with_text(train), _with_text(validation)
+    return _without_empty(train), _without_empty(validation)
 
 
-def _with_text(documents: Sequence[Document]) -> list[Document]:
+def _without_empty(documents: Sequence[Document]) -> list[Document]:
     return [document for document in documents if document.text]
 
 
@@ -123,11 +123,11 @@ def without_overlap(validation: Sequence[Document], training: Sequence[Document]
     total = sum(len(document.text) for document in training)
     rate = 1 << max(0, (total // KEPT_WINDOWS).bit_length())
     parts = [np.empty(0, np.uint64)]
-    parts += [_sampled(document.text, rate) for document in training]
+    parts += [_sampled_hashes(document.text, rate) for document in training]
     hashes = np.sort(np.concatenate(parts))
     copies = {document.sha256 for document in training}
     others = [document for document in validation if document.sha256 not in copies]
-    return [document for document in others if _share(document.text, hashes, rate) <= MAX_SHARE]
+    return [document for document in others if _share_in_training(document.text, hashes, rate) <= MAX_SHARE]
 
 
 def window_hashes(text: bytes) -> np.ndarray:
@@ -149,7 +149,7 @@ def window_hashes(text: bytes) -> np.ndarray:
     return hashes
 
 
-def _sampled(text: bytes, rate: int) -> np.ndarray:
+def _sampled_hashes(text: bytes, rate: int) -> np.ndarray:
     """Return the hashes of the windows that are divisible by `rate`, so both sides sample alike."""
     overlap = WINDOW_BYTES - 1
     sampled = []
@@ -160,9 +160,9 @@ def _sampled(text: bytes, rate: int) -> np.ndarray:
     return np.concatenate(sampled)
 
 
-def _share(text: bytes, trained: np.ndarray, rate: int) -> float:
+def _share_in_training(text: bytes, trained: np.ndarray, rate: int) -> float:
     """Return the share of a text's sampled windows that is in the sorted hashes of the training text."""
-    hashes = np.sort(_sampled(text, rate))  # sorted, the search is five times as fast
+    hashes = np.sort(_sampled_hashes(text, rate))  # sorted, the search is five times as fast
     if not len(hashes) or not len(trained):
         return 0.0
     indices = np.searchsorted(trained, hashes)

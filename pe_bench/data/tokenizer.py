@@ -50,6 +50,7 @@ class ByteTokenizer:
         return [*texts, END_OF_TEXT]
 
     def encode_documents(self, texts: Iterable[bytes], with_ends: bool = False) -> Iterator[Encoded]:
+        """Yield the bytes of each text as ids; with `with_ends`, also the ends of tokens."""
         for text in texts:
             ends = np.arange(1, len(text) + 1) if with_ends else None
             yield Encoded(np.frombuffer(text, np.uint8), ends)
@@ -124,6 +125,7 @@ class SubwordTokenizer:
         return f"decoding the tokens does not restore {documents}; {tokens} are unknown"
 
     def encode_documents(self, texts: Iterable[bytes], with_ends: bool = False) -> Iterator[Encoded]:
+        """Yield the ids of each text; with `with_ends`, also the ends of tokens in bytes."""
         rest = iter(texts)
         while some := list(islice(rest, PARALLEL_DOCUMENTS)):
             with library_errors(f"the tokenizer {self.label} cannot read the text"):
@@ -208,11 +210,11 @@ def characters_of_bytes() -> list[str]:
 
     A printed byte is the character of its number; the others are characters from number 256 on.
     """
-    printed: set[int] = set()
+    printed_bytes: set[int] = set()
     for first, last in PRINTED_RANGES:
-        printed.update(range(ord(first), ord(last) + 1))
+        printed_bytes.update(range(ord(first), ord(last) + 1))
     substitutes = iter(range(256, 512))
-    numbers = [byte if byte in printed else next(substitutes) for byte in range(256)]
+    numbers = [byte if byte in printed_bytes else next(substitutes) for byte in range(256)]
     return [chr(number) for number in numbers]
 
 
@@ -231,5 +233,6 @@ def write_byte_tokenizer(folder: Path) -> None:
 
 
 def write_tokenizer_config(folder: Path) -> None:
+    """Write the tokenizer_config.json of transformers for a tokenizer of pe-bench."""
     about = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": END_OF_TEXT, "add_bos_token": False}
     write_json(folder / "tokenizer_config.json", about)

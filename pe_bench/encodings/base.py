@@ -167,7 +167,7 @@ class LayerEncoding(nn.Module, Declared):
         return {}
 
     def transform(self, queries: Side, keys: Side) -> tuple[Tensor, Tensor]:
-        """Rotate or widen the queries [B, H, Q, K], which are the last, and *all* the keys [B, H, N, K]."""
+        """Rotate or widen the queries of the last tokens [B, H, Q, K], and *all* the keys [B, H, N, K]."""
         return queries.x, keys.x
 
     def logit_scale(self, queries: Side) -> Tensor | None:

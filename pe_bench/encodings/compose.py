@@ -171,7 +171,7 @@ class Stack(LayerEncoding):
         return queries.x, keys.x
 
     def logit_scale(self, queries: Side) -> Tensor | None:
-        return _combined(torch.mul, [part.logit_scale(queries) for part in self.parts])
+        return _combine_values(torch.mul, [part.logit_scale(queries) for part in self.parts])
 
     def scores(self, queries: Side, keys: Side, scale: float) -> Tensor:
         return self._part_that_changes("scores").scores(queries, keys, scale)
@@ -180,22 +180,22 @@ class Stack(LayerEncoding):
         return self._part_that_changes("scores").terms(queries, keys)
 
     def distance_bias(self, distance: Tensor) -> Tensor | None:
-        return _combined(torch.add, [part.distance_bias(distance) for part in self.parts])
+        return _combine_values(torch.add, [part.distance_bias(distance) for part in self.parts])
 
     def bias(self, queries: Side, keys: Side) -> Tensor | None:
-        return _combined(torch.add, [part.bias(queries, keys) for part in self.parts])
+        return _combine_values(torch.add, [part.bias(queries, keys) for part in self.parts])
 
     def columns(self, queries: Side, keys: Side) -> tuple[Tensor, Tensor]:
-        columns = [part.columns(queries, keys) for part in self._biased()]
+        columns = [part.columns(queries, keys) for part in self._parts_with_bias()]
         query_columns, key_columns = zip(*columns, strict=True)
         return torch.cat(query_columns, -1), torch.cat(key_columns, -1)
 
     def has_columns(self) -> bool:
         # A part with a bias but no columns would be left out of the sum.
-        biased = self._biased()
+        biased = self._parts_with_bias()
         return bool(biased) and all(part.has_columns() for part in biased)
 
-    def _biased(self) -> list[LayerEncoding]:
+    def _parts_with_bias(self) -> list[LayerEncoding]:
         return [part for part in self.parts if part.overrides("bias", "distance_bias", "columns")]
 
     def adjust(self, scores: Tensor, visible: Tensor, queries: Side, keys: Side) -> Tensor:
@@ -213,7 +213,7 @@ class Stack(LayerEncoding):
         return self._part_that_changes("weights").weights(scores, visible)
 
     def null_logit(self, queries: Side) -> Tensor | None:
-        return _combined(torch.logaddexp, [part.null_logit(queries) for part in self.parts])
+        return _combine_values(torch.logaddexp, [part.null_logit(queries) for part in self.parts])
 
     def mix(self, weights: Tensor, v: Tensor, queries: Side, keys: Side) -> Tensor:
         return self._part_that_changes("mix").mix(weights, v, queries, keys)
@@ -225,7 +225,7 @@ class Stack(LayerEncoding):
         return self._part_that_changes("attend").attend_chunked(x, q, k, v)
 
     def gate(self, x: Tensor) -> Tensor | None:
-        return _combined(torch.mul, [part.gate(x) for part in self.parts])
+        return _combine_values(torch.mul, [part.gate(x) for part in self.parts])
 
     def overrides(self, *hooks: str) -> bool:
         return any(part.overrides(*hooks) for part in self.parts)
@@ -243,7 +243,9 @@ class Wrapper(Stack, ABC):
         """Return the same wrapper around these parts."""
 
 
-def _combined(combine: Callable[[Tensor, Tensor], Tensor], values: Sequence[Tensor | None]) -> Tensor | None:
+def _combine_values(
+    combine: Callable[[Tensor, Tensor], Tensor], values: Sequence[Tensor | None]
+) -> Tensor | None:
     """Combine the values of several parts; None for a part without a value, and if no part has one."""
     given = [value for value in values if value is not None]
     return reduce(combine, given) if given else None

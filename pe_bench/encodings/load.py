@@ -124,12 +124,12 @@ def check_walks(encoding: nn.Module) -> None:
             continue
         found = getattr(encoding, name)()
         usual = [*getattr(nn.Module, name)(encoding)]
-        is_usual = isinstance(found, Iterable) and _ids(found) == _ids(usual)
+        is_usual = isinstance(found, Iterable) and _ids_of_parts(found) == _ids_of_parts(usual)
         message = f"{type(encoding).__name__}.{name}() must return what torch.nn.Module.{name}() does"
         require(is_usual, f"{message}, by which a model is trained and saved: leave the method out")
 
 
-def _ids(parts: Iterable[Any]) -> list[int]:
+def _ids_of_parts(parts: Iterable[Any]) -> list[int]:
     """Return `id` of each part of a module, given as itself or with its name."""
     unnamed = [part[-1] if isinstance(part, tuple) else part for part in parts]
     return [id(part) for part in unnamed]
@@ -141,12 +141,12 @@ def opened_later(encoding_class: type) -> list[Path]:
     if tree is None:
         return []
     covered = covered_files(tree.path, tree.opened)
-    late: list[Path] = []
+    opened_late: list[Path] = []
     for path, classes in tree.opened_later.items():
         is_opened_by_class = not classes or encoding_class in classes
         if is_opened_by_class and path not in covered and path.is_file():
-            late.append(path)
-    return sorted(late)
+            opened_late.append(path)
+    return sorted(opened_late)
 
 
 def _load_file(path: Path) -> Loaded:

@@ -59,7 +59,7 @@ class Tree:
 
     def load(self) -> ModuleType:
         """Run the encoding's file and return its module. Exceptions of the file pass through."""
-        _watch()
+        _watch_opened_files()
         _TREES[self.name] = self
         root = ModuleType(self.name)
         root.__path__ = [str(self.folder)]
@@ -71,7 +71,7 @@ class Tree:
         module_name = f"{self.name}.{self.path.stem.replace('.', '_')}"
         self.is_importing = True
         try:
-            return self._run(self.spec_of_file(module_name, self.path))
+            return self._run_module(self.spec_of_file(module_name, self.path))
         except BaseException:
             self.forget()
             raise
@@ -138,7 +138,8 @@ class Tree:
             classes = {each for each in callers if tree_of(each) is self}
             self.opened_later.setdefault(path, set()).update(classes)
 
-    def _run(self, spec: ModuleSpec) -> ModuleType:
+    def _run_module(self, spec: ModuleSpec) -> ModuleType:
+        """Create the module of a specification, run its code, and return it."""
         module = importlib.util.module_from_spec(spec)
         sys.modules[spec.name] = module
         assert spec.loader is not None
@@ -156,7 +157,7 @@ class Tree:
         private = f"{self.name}.{first}"
         if private in sys.modules:
             return True
-        spec = _find(private, self._search_path())
+        spec = _spec_in_folders(private, self._search_path())
         if spec is None or spec.loader is not None:
             return spec is not None
         return not _is_installed(first)  # an installed package comes before a folder without __init__.py
@@ -212,10 +213,10 @@ class _Finder:
     def find_spec(name: str, path: Sequence[str] | None = None, target: object = None) -> ModuleSpec | None:
         if not name.startswith(OUTSIDE_MODULE) or path is None:
             return None
-        return _find(name, path)
+        return _spec_in_folders(name, path)
 
 
-def _find(name: str, folders: Sequence[str]) -> ModuleSpec | None:
+def _spec_in_folders(name: str, folders: Sequence[str]) -> ModuleSpec | None:
     """Return the specification of a private name in one of the folders, read anew."""
     found = None
     for folder in folders:
@@ -315,7 +316,7 @@ def _absolute(file: Any) -> Path | None:
 # The interpreter reports every file that it opens. An audit hook cannot be removed: all trees share one.
 
 
-def _watch() -> None:
+def _watch_opened_files() -> None:
     """Begin to record files that code of trees opens, and to find modules of trees."""
     if _Finder not in sys.meta_path:
         sys.meta_path.insert(0, _Finder)

@@ -64,7 +64,7 @@ def options_of(specification: str, search: Sequence[Path] = (), *, may_run: bool
     try:
         is_file = location.endswith(".py")
         file = find_file(location, search) if is_file else _module_file(location, Path())
-        options = _options(file, name)
+        options = _options_in_source(file, name)
     except (UnreadableError, OSError, SyntaxError, ValueError):
         if not may_run:
             return []
@@ -109,17 +109,18 @@ def complete(part: dict[str, Any], search: Sequence[Path] = ()) -> dict[str, Any
 
 
 def _complete_nested(values: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Return an encoding inside an option with all options of its YAML file, and its modifiers alike."""
     file = folder / "encoding" / f"{values['name']}.yaml"
     part = read_part(file) if file.is_file() else {}
     if "class" not in part:
         return values
     completed = {**part, **values}
-    modifiers: dict[str, Any] = {}
+    complete_modifiers: dict[str, Any] = {}
     for name, options in values.get("modifiers", {}).items():
         defaults = read_part(folder / "modifier" / f"{name}.yaml")
-        modifiers[name] = {**defaults, **options}
-    if modifiers:
-        completed["modifiers"] = modifiers
+        complete_modifiers[name] = {**defaults, **options}
+    if complete_modifiers:
+        completed["modifiers"] = complete_modifiers
     return completed
 
 
@@ -135,13 +136,13 @@ def _module_file(module: str, folder: Path) -> Path:
 
 
 @lru_cache(maxsize=256)
-def _parse(file: Path, changed: int) -> ast.Module:
+def _parse_source(file: Path, changed: int) -> ast.Module:
     return ast.parse(file.read_text(encoding="utf-8"))
 
 
 def _find_class(name: str, file: Path) -> tuple[ast.ClassDef, Path]:
     """Return the definition of a class, and its file: also a file that the class is imported from."""
-    for node in ast.walk(_parse(file, file.stat().st_mtime_ns)):  # outer definitions come first
+    for node in ast.walk(_parse_source(file, file.stat().st_mtime_ns)):  # outer definitions come first
         if isinstance(node, ast.ClassDef) and node.name == name:
             return node, file
         if isinstance(node, ast.ImportFrom):
@@ -151,16 +152,18 @@ def _find_class(name: str, file: Path) -> tuple[ast.ClassDef, Path]:
     raise UnreadableError(name)
 
 
-def _options(file: Path, name: str) -> list[Option]:
+def _options_in_source(file: Path, name: str) -> list[Option]:
     """Return the parameters of a class's constructor, or the fields of a data class, with their meanings."""
     node, file = _find_class(name, file)
     constructors = [each for each in node.body if getattr(each, "name", "") == "__init__"]
     constructor = constructors[0] if constructors else None
     base = node.bases[0] if node.bases else None  # other bases are mixins
-    inherited: dict[str, Option] = {}
+    inherited_options: dict[str, Option] = {}
     try:
         if base is not None and ast.unparse(base) != "nn.Module":
-            inherited = {option.name: option for option in _options(file, ast.unparse(base))}
+            inherited_options = {
+                option.name: option for option in _options_in_source(file, ast.unparse(base))
+            }
     except UnreadableError:
         if constructor is None:
             raise
@@ -168,19 +171,19 @@ def _options(file: Path, name: str) -> list[Option]:
         options: dict[str, Option] = {}
         parameters = _parameters(constructor.args)
     else:
-        options = dict(inherited)
+        options = dict(inherited_options)
         parameters = _fields(node)
     for argument, default, is_last in parameters:
         value = MISSING if default is None else ast.literal_eval(default)
         options[option_of(argument)] = Option(option_of(argument), value, is_last=is_last)
-    meanings = {option.name: option.meaning for option in inherited.values()}
+    meanings = {option.name: option.meaning for option in inherited_options.values()}
     docstring = ast.get_docstring(node) or ""
     meanings |= dict(MEANING.findall(docstring))
-    explained: list[Option] = []
+    options_with_meanings: list[Option] = []
     for name, option in options.items():
         one_line = " ".join(meanings.get(name, "").split())
-        explained.append(option._replace(meaning=one_line))
-    return sorted(explained, key=lambda option: option.is_last)
+        options_with_meanings.append(option._replace(meaning=one_line))
+    return sorted(options_with_meanings, key=lambda option: option.is_last)
 
 
 def _parameters(arguments: ast.arguments) -> Iterator[Parameter]:
@@ -213,6 +216,7 @@ def argument_of(option: str) -> str:
 
 
 def option_of(argument: str) -> str:
+    """Return the option of a constructor's argument, as `argument_of` reversed."""
     stem = argument.removesuffix("_")
     return stem if keyword.iskeyword(stem) else argument
 

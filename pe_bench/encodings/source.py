@@ -87,13 +87,13 @@ def copy_files(files: Sequence[Path], folder: Path) -> None:
 
 def package_of(folder: Path) -> str:
     """Return the dotted name of a folder with `__init__.py`; empty for other folders."""
-    names: list[str] = []
+    package_names: list[str] = []
     while (folder / "__init__.py").is_file():
-        names.insert(0, folder.name)
+        package_names.insert(0, folder.name)
         folder = folder.parent
-    if not names or names[0] in NEVER_LOCAL:
+    if not package_names or package_names[0] in NEVER_LOCAL:
         return ""
-    return ".".join(names)
+    return ".".join(package_names)
 
 
 def _imported_names(file: Path, folder: Path) -> Iterator[str]:

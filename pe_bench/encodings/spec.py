@@ -65,17 +65,17 @@ class PartSpec:
             is_given = name in options or default != MISSING
             way_out = f"give {self.key}.{name}=..."
             require(is_given, f"{self.key} needs a value for {name}: {way_out}")
-        kinds = self._kinds()
+        kinds = self._argument_types()
         for name, value in options.items():
             key = f"{self.key}.{name}"
             kind = kinds.get(argument_of(name), Any)
             if kind != NestedEncoding:
-                options[name] = self._option(value, kind, key)
+                options[name] = self._option_in_type(value, kind, key)
             elif not is_part(value):
                 raise UserError(f"{key} must be another encoding, such as {{name: nope}}, not {shown(value)}")
         return options
 
-    def _kinds(self) -> dict[str, Any]:
+    def _argument_types(self) -> dict[str, Any]:
         """Return the types of the constructor's arguments. Raises `UserError` if one is no type."""
         try:
             return get_type_hints(self.encoding_class.__init__, include_extras=True)
@@ -85,7 +85,7 @@ class PartSpec:
             message = f"{name} has an annotation that is no type: {reason}"
             raise UserError(f"{message}: import the type, or leave the annotation out") from error
 
-    def _option(self, value: Any, kind: Any, key: str) -> Any:
+    def _option_in_type(self, value: Any, kind: Any, key: str) -> Any:
         """Convert an option to its type. Raises `UserError`, also for a type that cannot be checked."""
         try:
             return check_type(value, kind, key)
@@ -123,8 +123,8 @@ class PartSpec:
         arguments = {argument_of(option): value for option, value in values.items()}
         is_layer_encoding = issubclass(encoding, LayerEncoding)
         count = n_layers if is_layer_encoding and encoding.per_layer else 1
-        parts: Any = [encoding(**arguments) for _ in range(count)]
-        for part in parts:
+        built_parts: Any = [encoding(**arguments) for _ in range(count)]
+        for part in built_parts:
             name = encoding.__name__
             message = f"{name}(...) is a {type(part).__name__} and no {name}"
             require(isinstance(part, encoding), message)
@@ -132,7 +132,7 @@ class PartSpec:
             require("_modules" in vars(part), message)
             check_declared(part)
             check_walks(part)
-        return Layers(parts) if is_layer_encoding else parts[0]
+        return Layers(built_parts) if is_layer_encoding else built_parts[0]
 
     def identity(self) -> dict[str, Any]:
         """Return the part's share of a run's identity: name, hash of outside code, options, learning rate.
@@ -224,26 +224,26 @@ class EncodingSpec:
     def with_examples(self) -> "EncodingSpec":
         """Return the encoding with its class's example values for options that are not given."""
 
-        def examples(part: PartSpec) -> dict[str, Any]:
+        def examples_of_part(part: PartSpec) -> dict[str, Any]:
             values = part.encoding_class.example(part.values)
             message = f"{part.encoding_class.__name__}.example must return a dictionary, not {shown(values)}"
             require(isinstance(values, Mapping), message)
             return {name: value for name, value in values.items() if part.values.get(name) is None}
 
-        return self.changed(examples)
+        return self.changed(examples_of_part)
 
     def with_code_hashes(self) -> "EncodingSpec":
         """Return the encoding with the hash of the source of every class outside pe-bench."""
 
-        def hashes(part: PartSpec) -> dict[str, Any]:
+        def hashes_of_part(part: PartSpec) -> dict[str, Any]:
             if part.is_built_in:
                 return {}
-            hashed: dict[str, Any] = {"code_sha256": part.code.sha256}
+            hash_values: dict[str, Any] = {"code_sha256": part.code.sha256}
             if part.code.opened or "code_files" in part.values:
-                hashed["code_files"] = [*part.code.opened]
-            return hashed
+                hash_values["code_files"] = [*part.code.opened]
+            return hash_values
 
-        return self.changed(hashes)
+        return self.changed(hashes_of_part)
 
     def with_trusted_code(self, files: Sequence[Path], *, may_differ: bool = False) -> "EncodingSpec":
         """Return the encoding with its outside classes taken from `files`, which the user named.
@@ -252,7 +252,7 @@ class EncodingSpec:
         is ever imported. With `may_differ`, a file of the same name is enough.
         """
 
-        def trusted(part: PartSpec) -> dict[str, Any]:
+        def trusted_values(part: PartSpec) -> dict[str, Any]:
             if part.is_built_in:
                 return {}
             opened = part.values.get("code_files")
@@ -276,7 +276,7 @@ class EncodingSpec:
                 )
             return {"class": f"{matching[0]}:{name}"}
 
-        return self.changed(trusted)
+        return self.changed(trusted_values)
 
     def changed(self, changes: Callable[[PartSpec], dict[str, Any]]) -> "EncodingSpec":
         """Return the encoding with the values that `changes` returns for each part in place of its own."""

@@ -43,6 +43,7 @@ class PassMask:
     function: MaskFunction
     is_causal: bool
     device: torch.device
+    # The result of `first_key`, by its arguments.
     _first: dict[tuple[int, int], int] = field(default_factory=dict)
 
     def visible(self, query_Q: Tensor, key_N: Tensor) -> Tensor:
@@ -65,7 +66,7 @@ class PassMask:
         return int(self.visible(index[-1:], index).sum())
 
 
-class Masked(LayerEncoding):
+class PassMaskLayer(LayerEncoding):
     """A layer with the mask of the pass."""
 
     def __init__(self, mask: PassMask) -> None:
@@ -117,7 +118,7 @@ class Sinks(LayerEncoding):
         return self.logits_H.to(dtype)[:, None, None]
 
 
-class Caught(NamedTuple):
+class AttentionArguments(NamedTuple):
     """The arguments of a layer's attention in a pass."""
 
     queries: Tensor  # [B, H, T, K]
@@ -132,12 +133,11 @@ class PassState:
     """The settings of one forward pass, on each module of the model. Keys are the numbers of layers."""
 
     layers: Sequence[LayerEncoding] = ()  # the encoding of each layer
-    ids: Tensor = field(default_factory=lambda: torch.empty(0))
+    ids: Tensor = field(default_factory=lambda: torch.empty(0))  # position ids
     window: int | None = None  # the window of all layers, in tokens
     is_neutral: bool = False  # the model's own rotation is undone
-    caught: dict[int, Caught] | None = (
-        None  # if set, layers only store their arguments, and return the values
-    )
+    # If set, layers only store their arguments, and return the values.
+    captured: dict[int, AttentionArguments] | None = None
     kept: dict[int, tuple[Tensor, Tensor]] | None = None  # if set, layers store their keys and values
     before: Mapping[int, tuple[Tensor, Tensor]] = field(default_factory=dict)  # keys and values of a prefix
 
@@ -187,12 +187,12 @@ def attend(
         key = key.repeat_interleave(group, 1)
         value = value.repeat_interleave(group, 1)
     factor = 1.0 if scaling is None else scaling * math.sqrt(query.shape[-1])
-    if state.caught is not None:
-        state.caught[number] = Caught(query, attention_mask, factor, softcap, s_aux is not None)
+    if state.captured is not None:
+        state.captured[number] = AttentionArguments(query, attention_mask, factor, softcap, s_aux is not None)
         return value.transpose(1, 2).contiguous(), None
     parts = [state.layers[number]]
     if attention_mask is not None and not attention_mask.is_causal:
-        parts.append(Masked(attention_mask))
+        parts.append(PassMaskLayer(attention_mask))
     if state.window is not None:
         parts.append(FirstAndLatest(FIRST_TOKENS, state.window))
     if softcap is not None:

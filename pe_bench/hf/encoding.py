@@ -31,7 +31,7 @@ from pe_bench.encodings.scalings.rope_scaling import Scaled, rotation_at
 from pe_bench.encodings.signatures import read_part
 from pe_bench.encodings.spec import EncodingSpec
 from pe_bench.errors import UserError
-from pe_bench.hf.attention import Caught, PassState
+from pe_bench.hf.attention import AttentionArguments, PassState
 from pe_bench.hf.model import sees_all, trunk_of
 from pe_bench.hf.rotary import FREQUENCIES, TOLERANCE, RotaryCall, recorded, rotary_modules
 
@@ -74,31 +74,32 @@ UNKNOWN = Rotation("half", (), 0.0, 0)  # the rotation of a layer that no rotary
 
 
 @dataclass(frozen=True)
-class Answer:
+class LayerFacts:
     """The facts of a model's layers with attention."""
 
     numbers: list[int]  # the numbers of these layers in the model
     rotations: list[Rotation | None]  # None for a layer without a rotation
-    layers: list[Caught]
+    layers: list[AttentionArguments]
     reads_positions: bool  # the model reads positions in another way than by a rotation
     calls: list[RotaryCall]  # the calls of the model's rotary modules
 
 
-def attach(model: nn.Module) -> PassState:
-    """Put a state on each module of a model; rotary modules rotate by nothing while it is neutral."""
+def attach_state(model: nn.Module) -> PassState:
+    """Put a `PassState` on each module of a model; while it is neutral, rotary modules rotate by 0."""
     state = PassState()
     for module in model.modules():
         object.__setattr__(module, "_pe_bench", state)
 
-    def undone(module: nn.Module, arguments: Any, output: Any) -> Any:
-        return _by_nothing(module, output) if state.is_neutral else output
+    def neutralise(module: nn.Module, arguments: Any, output: Any) -> Any:
+        return _identity_rotation(module, output) if state.is_neutral else output
 
     for module in rotary_modules(model):
-        module.register_forward_hook(undone)
+        module.register_forward_hook(neutralise)
     return state
 
 
-def _by_nothing(module: nn.Module, output: Any) -> Any:
+def _identity_rotation(module: nn.Module, output: Any) -> Any:
+    """Return a rotary module's output for angles of 0. Raise `UserError` for an unknown form of output."""
     if isinstance(output, Tensor) and output.is_complex():
         return torch.ones_like(output)
     if isinstance(output, tuple) and len(output) == 2 and all(isinstance(part, Tensor) for part in output):
@@ -107,42 +108,42 @@ def _by_nothing(module: nn.Module, output: Any) -> Any:
 
 
 @torch.no_grad()
-def ask(model: Any, state: PassState, length: int = TOKENS) -> Answer | None:
+def find_layer_facts(model: Any, state: PassState, length: int = TOKENS) -> LayerFacts | None:
     """Find the rotation and the mask of each layer; None if no layer's attention can be replaced.
 
-    length: up to this length of a text, rotations do not depend on it.
+    length: in texts of up to this many tokens, rotations do not depend on the text's length.
     """
     n_tokens = min(TOKENS, length)
-    calls: dict[tuple[Any, ...], RotaryCall] = {}
-    with recorded(model, calls):
-        actual = _caught(model, state, n_tokens, is_neutral=False)
+    rotary_calls: dict[tuple[Any, ...], RotaryCall] = {}
+    with recorded(model, rotary_calls):
+        actual = _capture_arguments(model, state, n_tokens, is_neutral=False)
     if not actual:
         return None
-    plain = _caught(model, state, n_tokens, is_neutral=True)
-    later = _caught(model, state, n_tokens, is_neutral=True, first=LATER)
+    plain = _capture_arguments(model, state, n_tokens, is_neutral=True)
+    later = _capture_arguments(model, state, n_tokens, is_neutral=True, first=LATER)
     numbers = sorted(actual)
-    rotations = [_explain(model, actual[n].queries, plain[n].queries) for n in numbers]
+    rotations = [_find_rotation(model, actual[n].queries, plain[n].queries) for n in numbers]
     is_same = [_is_same(layer.queries, later[n].queries) for n, layer in plain.items()]
     layers = [actual[number] for number in numbers]
-    return Answer(numbers, rotations, layers, not all(is_same), [*calls.values()])
+    return LayerFacts(numbers, rotations, layers, not all(is_same), [*rotary_calls.values()])
 
 
-def _caught(
+def _capture_arguments(
     model: Any, state: PassState, n_tokens: int, *, is_neutral: bool, first: int = 0
-) -> dict[int, Caught]:
+) -> dict[int, AttentionArguments]:
     """Return the arguments of each layer's attention, by its number. first: position of the first token."""
     generator = torch.Generator().manual_seed(0)
     vocab_size = model.get_input_embeddings().weight.shape[0]
     tokens_1T = torch.randint(vocab_size, (1, n_tokens), generator=generator).to(model.device)
     ids_1T = torch.arange(first, first + n_tokens, device=model.device)[None]
-    caught: dict[int, Caught] = {}
-    state.caught, state.is_neutral = caught, is_neutral
+    captured: dict[int, AttentionArguments] = {}
+    state.captured, state.is_neutral = captured, is_neutral
     trunk_of(model)(input_ids=tokens_1T, position_ids=ids_1T, use_cache=False)
-    state.caught, state.is_neutral = None, False
-    return caught
+    state.captured, state.is_neutral = None, False
+    return captured
 
 
-def _explain(model: nn.Module, actual: Tensor, plain: Tensor) -> Rotation | None:
+def _find_rotation(model: nn.Module, actual: Tensor, plain: Tensor) -> Rotation | None:
     """Return the rotation from `plain` to `actual` queries [1, H, T, K]; None if they are equal.
 
     Candidates have the frequencies and the factor of a rotary module of the model.
@@ -173,7 +174,7 @@ def _is_same(one: Tensor, other: Tensor) -> bool:
     return bool(difference <= TOLERANCE * one.abs().max())
 
 
-class Turned(LayerEncoding):
+class RotatedLayer(LayerEncoding):
     """A layer with a given rotation."""
 
     def __init__(self, rotation: Rotation) -> None:
@@ -186,7 +187,7 @@ class Turned(LayerEncoding):
 
 
 def describe(
-    answer: Answer, parameters: Parameters, train_length: int, *, has_table: bool
+    layer_facts: LayerFacts, parameters: Parameters, train_length: int, *, has_table: bool
 ) -> tuple[dict[str, Any], dict[int, LayerEncoding], bool]:
     """Return the encoding's values in a configuration, and the encodings of other layers by their number.
 
@@ -194,25 +195,25 @@ def describe(
     parameters: the parameters of rotations in the model's configuration. has_table: the model has learned
     vectors of positions.
     """
-    if UNKNOWN in answer.rotations:
+    if UNKNOWN in layer_facts.rotations:
         return neutral("own"), {}, False
-    primary = _primary_rotation(answer, TRAINED_TIMES * train_length)
-    lengths = _lengths(parameters, train_length)
-    fixed: dict[int, LayerEncoding] = {}
-    for number, rotation in zip(answer.numbers, answer.rotations, strict=True):
+    primary = _primary_rotation(layer_facts, TRAINED_TIMES * train_length)
+    lengths = _lengths_to_try(parameters, train_length)
+    fixed_layers: dict[int, LayerEncoding] = {}
+    for number, rotation in zip(layer_facts.numbers, layer_facts.rotations, strict=True):
         if rotation == primary:
             continue
-        if rotation is not None and not _is_constant(rotation, answer.calls, lengths):
+        if rotation is not None and not _is_constant(rotation, layer_facts.calls, lengths):
             return neutral("own"), {}, False
-        fixed[number] = LayerEncoding() if rotation is None else Turned(rotation)
+        fixed_layers[number] = LayerEncoding() if rotation is None else RotatedLayer(rotation)
     if primary is None and has_table:
-        return neutral("learned"), fixed, True
+        return neutral("learned"), fixed_layers, True
     if primary is None:
-        return neutral("own" if answer.reads_positions else "nope"), fixed, True
-    values = name_of(primary, parameters, train_length, answer.calls)
+        return neutral("own" if layer_facts.reads_positions else "nope"), fixed_layers, True
+    values = name_of(primary, parameters, train_length, layer_facts.calls)
     if values is None:
         return neutral("own"), {}, False
-    return values, fixed, True
+    return values, fixed_layers, True
 
 
 def name_of(
@@ -222,26 +223,26 @@ def name_of(
 
     calls: the calls of the model's rotary modules, which show the rotation in longer texts.
     """
-    lengths = _lengths(parameters, train_length)
+    lengths = _lengths_to_try(parameters, train_length)
     for group in parameters:
-        for values in _candidates(rotation, group, train_length):
+        for values in _candidate_values(rotation, group, train_length):
             if _has_rotation(values, rotation, calls, lengths):
                 return values
     return None
 
 
-def _lengths(parameters: Parameters, train_length: int) -> list[int]:
+def _lengths_to_try(parameters: Parameters, train_length: int) -> list[int]:
     """Return lengths of texts at which a scaling that depends on the length may change."""
-    ends: set[int] = set()
+    table_ends: set[int] = set()
     for group, name in itertools.product(parameters, (ORIGINAL, LONGEST)):
         length = group.get(name)
         if isinstance(length, int | float) and length > 1:
-            ends.add(int(length))
-    lengths: set[int] = set()
-    for end in ends or {train_length}:
-        lengths.add(end + 1)
-        lengths.update(times * end for times in LONGER_TIMES)
-    return sorted(lengths)
+            table_ends.add(int(length))
+    lengths_to_try: set[int] = set()
+    for end in table_ends or {train_length}:
+        lengths_to_try.add(end + 1)
+        lengths_to_try.update(times * end for times in LONGER_TIMES)
+    return sorted(lengths_to_try)
 
 
 def _is_constant(rotation: Rotation, calls: Sequence[RotaryCall], lengths: Sequence[int]) -> bool:
@@ -255,11 +256,11 @@ def _calls_of(rotation: Rotation, calls: Sequence[RotaryCall]) -> list[RotaryCal
     return [call for call in calls if call.turns_as(rotation.scaled, 2)]
 
 
-def _primary_rotation(answer: Answer, length: int) -> Rotation | None:
+def _primary_rotation(layer_facts: LayerFacts, length: int) -> Rotation | None:
     """Return the rotation of the layers that get the run's encoding; None if they have none."""
-    layers = zip(answer.rotations, answer.layers, strict=True)
+    layers = zip(layer_facts.rotations, layer_facts.layers, strict=True)
     unlimited = [rotation for rotation, layer in layers if sees_all(layer.mask, length)]
-    counts = Counter(unlimited or answer.rotations)
+    counts = Counter(unlimited or layer_facts.rotations)
     rotary = [rotation for rotation in counts if rotation is not None]
     return max(rotary, key=counts.__getitem__) if rotary else None
 
@@ -269,25 +270,29 @@ def neutral(name: str) -> dict[str, Any]:
     return {"name": name, "class": NEUTRAL, "derived": [], "modifiers": {}}
 
 
-def _candidates(rotation: Rotation, group: Mapping[str, Any], train_length: int) -> Iterator[dict[str, Any]]:
+def _candidate_values(
+    rotation: Rotation, group: Mapping[str, Any], train_length: int
+) -> Iterator[dict[str, Any]]:
     """Yield the values of encodings that may have a rotation. group: parameters in the configuration."""
     pairs = len(rotation.frequencies)
     width = rotation.d_head
     turning = sum(frequency != 0 for frequency in rotation.frequencies)
     base = float(group.get("rope_theta") or 10_000.0)
     options = {"d_head": width, "layout": rotation.layout, "base": base}
-    part: dict[str, Any] = {}
+    partial_options: dict[str, Any] = {}
     if turning < pairs:
-        part = {"fraction": 2 * turning / width, "fraction_of": "frequencies"}
-        yield _values("p_rope", {**options, "fraction": part["fraction"]})
+        partial_options = {"fraction": 2 * turning / width, "fraction_of": "frequencies"}
+        yield _encoding_values("p_rope", {**options, "fraction": partial_options["fraction"]})
     elif 2 * pairs != width:
-        part = {"fraction": 2 * pairs / width}
+        partial_options = {"fraction": 2 * pairs / width}
     for name, scaling in _scalings(group, rotation, train_length):
         length = group.get(LONGEST if name == DYNAMIC else ORIGINAL) or train_length
         derived = ["train_length"] if length == train_length else []
-        yield _values(name, {**scaling, **options, "train_length": length, **part}, derived)
+        yield _encoding_values(
+            name, {**scaling, **options, "train_length": length, **partial_options}, derived
+        )
     if turning == pairs:
-        yield _values("partial_rope" if part else "rope", {**options, **part})
+        yield _encoding_values("partial_rope" if partial_options else "rope", {**options, **partial_options})
 
 
 def _scalings(
@@ -314,7 +319,8 @@ def _scalings(
     yield "yarn", {**yarn, "attention_factor": rotation.factor}
 
 
-def _values(name: str, options: Mapping[str, Any], derived: Sequence[str] = ()) -> dict[str, Any]:
+def _encoding_values(name: str, options: Mapping[str, Any], derived: Sequence[str] = ()) -> dict[str, Any]:
+    """Return the values of an encoding in a configuration, with these options."""
     about = {"name": name, "class": read_part(config_dir() / "encoding" / f"{name}.yaml")["class"]}
     return {**about, **options, "derived": ["d_head", *derived], "modifiers": {}}
 
@@ -327,7 +333,7 @@ def _has_rotation(
         built = EncodingSpec(values).build(1).layer(0)
     except UserError:  # such options do not fit
         return False
-    short = _scaled(built, 2)
+    short = _scaled_in_window(built, 2)
     theirs = torch.tensor(rotation.frequencies, dtype=torch.float64)
     if short.frequencies.shape != theirs.shape:
         return False
@@ -337,7 +343,7 @@ def _has_rotation(
         return False
     made_by = _calls_of(rotation, calls)
     for length in lengths:
-        longer = _scaled(built, length)
+        longer = _scaled_in_window(built, length)
         if not made_by and not torch.equal(longer.frequencies, short.frequencies):
             return False  # nothing says that the model's own rotation grows in this way
         if not all(call.turns_as(longer, length) for call in made_by):
@@ -345,8 +351,8 @@ def _has_rotation(
     return True
 
 
-def _scaled(built: LayerEncoding, window: int) -> Scaled:
-    """Return the frequencies and the factor of an encoding of `_candidates` in a window of tokens."""
+def _scaled_in_window(built: LayerEncoding, window: int) -> Scaled:
+    """Return the frequencies and the factor of an encoding of `_candidate_values` in a window of tokens."""
     scaled = rotation_at(built, window)
     assert scaled is not None
     return scaled

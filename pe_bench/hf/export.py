@@ -101,11 +101,11 @@ def exported_settings(config: Config, model: Decoder, end_of_text: int) -> tuple
         "bos_token_id": None,
         "eos_token_id": end_of_text,
         "pad_token_id": None,
-        **_family(rotates, windows, qk_norm=size.qk_norm),
+        **_model_type(rotates, windows, qk_norm=size.qk_norm),
     }
     if not rotating:
         return settings, False
-    rotation = _rotation(spec, rotating[0], config.train.length)
+    rotation = _rope_parameters(spec, rotating[0], config.train.length)
     settings["rope_parameters"] = rotation
     settings["max_position_embeddings"] = _max_position_embeddings(rotation, config.train.length)
     return settings, getattr(rotating[0], "layout", "half") == "interleaved"
@@ -135,7 +135,7 @@ def _max_position_embeddings(rotation: Mapping[str, Any], train_length: int) -> 
     return round(train_length * rotation["factor"])
 
 
-def _family(rotates: Sequence[bool], windows: Sequence[int], *, qk_norm: bool) -> dict[str, Any]:
+def _model_type(rotates: Sequence[bool], windows: Sequence[int], *, qk_norm: bool) -> dict[str, Any]:
     """Return transformers' `model_type` for these layers, with the settings that only this type has.
 
     rotates: whether each layer rotates. windows: each layer's window, 0 for none.
@@ -153,7 +153,8 @@ def _family(rotates: Sequence[bool], windows: Sequence[int], *, qk_norm: bool) -
     return {"model_type": "smollm3", **no_rope, **windowed}
 
 
-def _rotation(spec: EncodingSpec, part: LayerEncoding, train_length: int) -> dict[str, Any]:
+def _rope_parameters(spec: EncodingSpec, part: LayerEncoding, train_length: int) -> dict[str, Any]:
+    """Return transformers' `rope_parameters` for a layer's rotation. Raise `UserError` without any."""
     # Encodings that differ from layer to layer hold another encoding, or have the options of RoPE themselves.
     holders = [each for each in spec.parts if each.encoding_class is type(part)]
     options = {"train_length": train_length, "factor": 1.0, **(holders or [spec.base])[0].options}
@@ -161,10 +162,10 @@ def _rotation(spec: EncodingSpec, part: LayerEncoding, train_length: int) -> dic
     require(options.get("fraction", 1.0) == 1 or isinstance(part, PRoPE), message)
     message = f"{spec.label} has another factor in each window, and a checkpoint has one: train with "
     require(options["factor"] is not None, message + "encoding.factor=N")
-    return {"rope_theta": options.get("base", 10_000.0), **_parameters(part, options)}
+    return {"rope_theta": options.get("base", 10_000.0), **_rope_type_and_options(part, options)}
 
 
-def _parameters(part: LayerEncoding, options: Mapping[str, Any]) -> dict[str, Any]:
+def _rope_type_and_options(part: LayerEncoding, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the type of a rotation in transformers, with its options there."""
     factor = options["factor"]
     width = options.get("d_head", 0)
@@ -205,7 +206,7 @@ def write_model(
     Raises `RunError` if the logits are not equal.
     """
     names = {**NAMES, **NORMS} if config.model.qk_norm else NAMES
-    weights = _weights(model, names, config.model.d_head if is_interleaved else None)
+    weights = _renamed_weights(model, names, config.model.d_head if is_interleaved else None)
     with quiet() as transformers:
         with torch.device("meta"):
             exported = transformers.AutoModelForCausalLM.from_config(
@@ -215,14 +216,16 @@ def write_model(
         exported.load_state_dict(weights)
         exported.save_pretrained(folder)
         loaded = transformers.AutoModelForCausalLM.from_pretrained(folder, local_files_only=True).eval()
-        difference = _difference(model, loaded, COMPARED_TIMES * config.train.length)
+        difference = _largest_difference(model, loaded, COMPARED_TIMES * config.train.length)
     if not difference <= MAX_DIFFERENCE:
         differ = f"the exported model's logits differ from ours by {difference:.2g} of the largest"
         raise RunError(f"{differ}: {NO_MODEL.format(EncodingSpec(config.encoding).label)}")
     return difference
 
 
-def _weights(model: Decoder, names: Mapping[str, str], interleaved_width: int | None) -> dict[str, Tensor]:
+def _renamed_weights(
+    model: Decoder, names: Mapping[str, str], interleaved_width: int | None
+) -> dict[str, Tensor]:
     """Return the weights by transformers' names.
 
     interleaved_width: the width of a head whose pairs are interleaved, whose second features are put last;
@@ -243,7 +246,8 @@ def _weights(model: Decoder, names: Mapping[str, str], interleaved_width: int | 
 
 
 @torch.no_grad()
-def _difference(model: Decoder, loaded: Any, length: int) -> float:
+def _largest_difference(model: Decoder, loaded: Any, length: int) -> float:
+    """Return the largest difference of logits from the loaded model's, over the largest logit."""
     tokens = torch.randint(model.vocab_size, (1, length), generator=torch.Generator().manual_seed(0))
     ids = model.encoding.ids(tokens, train=False, generator=None)
     ours = model.hidden(tokens, ids) @ model.output_weight.mT
@@ -263,7 +267,7 @@ def rescaled_config(source: Source, opened: Opened, spec: EncodingSpec, train_le
     turned = [layer for layer in opened.model.fixed.values() if type(layer) is not LayerEncoding]
     message = f"the layers of {source.name} rotate in several ways, and this writes one for all of them"
     require(not is_nested and not turned, message)
-    rotation = _rotation(spec, part, train_length)
+    rotation = _rope_parameters(spec, part, train_length)
     for key in ("rope_scaling", "rope_theta"):
         values.pop(key, None)
     longest = _max_position_embeddings(rotation, train_length)
@@ -297,7 +301,7 @@ def require_rescaled(written: Source, opened: Opened, spec: EncodingSpec, train_
     model = opened.model.with_encoding(spec.build(opened.size.n_layers)).eval()
     count = min(COMPARED_TIMES * train_length, MAX_WINDOW)
     generator = torch.Generator().manual_seed(0)
-    tokens = model.begun(torch.randint(model.vocab_size, (1, count), generator=generator))
+    tokens = model.with_begin_tokens(torch.randint(model.vocab_size, (1, count), generator=generator))
     ours = model.logits(model.hidden(tokens, torch.arange(count))[:, -MIN_TOKENS:])
     again = open_checkpoint(
         written, load_config(written), train_length, model.begin, torch.float32, plain=False

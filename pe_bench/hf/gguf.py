@@ -55,15 +55,15 @@ def described(file: Path) -> tuple[Path, Weights]:
     root = cache_root(None) / "gguf"
     with quiet() as transformers:
         key = key_of("gguf", LAYOUT, transformers.__version__, cached_digest(file, cache_root(None)))
-        folder, meta = cached_folder(root, key, lambda folder: _describe(file, folder, transformers))
+        folder, meta = cached_folder(root, key, lambda folder: _write_description(file, folder, transformers))
     return folder, Weights(file, str(meta["rounding"]), int(meta["count"]))
 
 
-def _describe(file: Path, folder: Path, transformers: Any) -> dict[str, Any]:
+def _write_description(file: Path, folder: Path, transformers: Any) -> dict[str, Any]:
     """Write config.json, tokenizer.json and tokenizer_config.json of a file to a folder; return its facts."""
-    reader = _read(file)
-    architecture = _text(reader, "general.architecture")
-    scaling = _text(reader, f"{architecture}.rope.scaling.type")
+    reader = _open_gguf(file)
+    architecture = _text_of_key(reader, "general.architecture")
+    scaling = _text_of_key(reader, f"{architecture}.rope.scaling.type")
     unread = [tensor.name for tensor in reader.tensors if tensor.name.startswith(FREQUENCY_FACTORS)]
     if scaling not in ("", "none"):
         unread.insert(0, f"the scaling {scaling}")
@@ -78,14 +78,15 @@ def _describe(file: Path, folder: Path, transformers: Any) -> dict[str, Any]:
         except Exception as error:  # whatever transformers raises for a file that it does not know
             reason = f"transformers {transformers.__version__} cannot read it ({first_line(error)[:200]})"
             raise UserError(f"{file}: {reason}: {ORIGINAL}") from error
-    sizes: Counter[str] = Counter()
+    numbers_by_type: Counter[str] = Counter()
     for tensor in reader.tensors:
-        sizes[tensor.tensor_type.name] += int(tensor.n_elements)
-    rounded = [name for name, _ in sizes.most_common() if name not in EXACT]
-    return {"rounding": ", ".join(rounded), "count": sizes.total()}
+        numbers_by_type[tensor.tensor_type.name] += int(tensor.n_elements)
+    rounded = [name for name, _ in numbers_by_type.most_common() if name not in EXACT]
+    return {"rounding": ", ".join(rounded), "count": numbers_by_type.total()}
 
 
-def _read(file: Path) -> Any:
+def _open_gguf(file: Path) -> Any:
+    """Return the reader of a GGUF file. Raise `UserError` for missing packages and another format."""
     try:
         import accelerate  # noqa: F401  (transformers needs it for the weights)
         import gguf
@@ -100,7 +101,7 @@ def _read(file: Path) -> Any:
         ) from error
 
 
-def _text(reader: Any, key: str) -> str:
+def _text_of_key(reader: Any, key: str) -> str:
     """Return the text of a key in a file's header; empty without the key."""
     field = reader.get_field(key)
     return "" if field is None else str(field.contents())
@@ -108,11 +109,11 @@ def _text(reader: Any, key: str) -> str:
 
 def dequantising(transformers: Any, file: Path) -> dict[str, Any]:
     """Return the arguments by which transformers loads the weights of a file as float32."""
-    options: dict[str, Any] = {"gguf_file": file.name}
+    load_options: dict[str, Any] = {"gguf_file": file.name}
     # Newer versions keep the blocks of the file, and compute with kernels that they would download.
     if hasattr(transformers, "GgufConfig"):
-        options["quantization_config"] = transformers.GgufConfig(dequantize=True)
-    return options
+        load_options["quantization_config"] = transformers.GgufConfig(dequantize=True)
+    return load_options
 
 
 def forget_rounding(model: Any) -> None:

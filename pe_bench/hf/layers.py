@@ -9,7 +9,7 @@ import torch
 
 from pe_bench.encodings.spec import EncodingSpec
 from pe_bench.errors import UserError
-from pe_bench.hf.attention import Caught, PassMask
+from pe_bench.hf.attention import AttentionArguments, PassMask
 from pe_bench.hf.encoding import UNKNOWN, Rotation, name_of
 from pe_bench.hf.opened import open_checkpoint, rotations_of, train_length_of
 from pe_bench.hf.rotary import RotaryCall
@@ -31,17 +31,19 @@ def layers_of(text: str) -> Grid:
     config = load_config(source)
     length, length_from = train_length_of(config) or (ASSUMED_LENGTH, "nothing: assumed")
     opened = open_checkpoint(source, config, length, (), torch.float32, plain=False)
-    answer = opened.answer
-    if answer is None:
+    layer_facts = opened.layer_facts
+    if layer_facts is None:
         raise UserError(f"{source.name} does not let its attention be replaced: its layers are not known")
-    numbers: dict[tuple[str, ...], list[int]] = {}
-    for number, rotation, layer in zip(answer.numbers, answer.rotations, answer.layers, strict=True):
-        known = _rotation(rotation, rotations_of(config), length, answer.calls)
-        facts = (*known, *_facts(layer))
-        numbers.setdefault(facts, []).append(number)
-    others = {*range(opened.size.n_layers)} - {*answer.numbers}
+    layers_by_texts: dict[tuple[str, ...], list[int]] = {}
+    for number, rotation, layer in zip(
+        layer_facts.numbers, layer_facts.rotations, layer_facts.layers, strict=True
+    ):
+        known = _rotation_texts(rotation, rotations_of(config), length, layer_facts.calls)
+        facts = (*known, *_attention_texts(layer))
+        layers_by_texts.setdefault(facts, []).append(number)
+    others = {*range(opened.size.n_layers)} - {*layer_facts.numbers}
     if others:
-        numbers[NO_ATTENTION] = sorted(others)
+        layers_by_texts[NO_ATTENTION] = sorted(others)
     notes = ["turned: the features of a head that the rotation turns; found with random tokens"]
     if opened.model.max_positions is not None:
         notes.insert(0, f"it has a table of {opened.model.max_positions:,} positions")
@@ -50,7 +52,7 @@ def layers_of(text: str) -> Grid:
     title = f"{source.name}: {opened.architecture}, {opened.size.n_layers} layers"
     trained = f"training length {length:,}, by {length_from}"
     rows: list[list[Cell]] = []
-    for facts, alike in numbers.items():
+    for facts, alike in layers_by_texts.items():
         rows.append([Cell(_spans(alike)), *map(Cell, facts)])
     return Grid(COLUMNS, rows, (title, trained), notes=notes).without_empty()
 
@@ -64,15 +66,15 @@ def _spans(numbers: Sequence[int]) -> str:
     return ", ".join(spans)
 
 
-def _facts(layer: Caught) -> tuple[str, ...]:
+def _attention_texts(layer: AttentionArguments) -> tuple[str, ...]:
     """Return the tokens that a layer sees, its sinks, its soft cap and the factor of its logits, as texts."""
     sinks = "yes" if layer.has_sinks else ""
     softcap = "" if layer.softcap is None else f"{layer.softcap:g}"
     factor = "" if math.isclose(layer.factor, 1, rel_tol=1e-6) else f"x {layer.factor:.3g}"
-    return _sees(layer.mask), sinks, softcap, factor
+    return _visible_text(layer.mask), sinks, softcap, factor
 
 
-def _rotation(
+def _rotation_texts(
     rotation: Rotation | None, parameters: Sequence[Any], length: int, calls: Sequence[RotaryCall]
 ) -> tuple[str, str, str]:
     """Return three texts: the name and options of a rotation, its base, the number of features it turns."""
@@ -88,7 +90,7 @@ def _rotation(
     return label, f"{values['base']:,.0f}", f"{2 * pairs} of {rotation.d_head}"
 
 
-def _sees(mask: PassMask | None) -> str:
+def _visible_text(mask: PassMask | None) -> str:
     """Return the tokens that a layer sees as text: all, a window, or a chunk of the text."""
     size = 1
     while mask is not None and not mask.is_causal and size <= LONGEST:

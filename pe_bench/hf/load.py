@@ -101,7 +101,7 @@ def checkpoint_config(
         "identity_version": CHECKPOINT_IDENTITY,
         "train_length_from": length_from,
         "revision": source.revision,
-        "begin": _one_or_several(begin_of_text(source)),
+        "begin": _plain_tokens(begin_of_text(source)),
         "plain": plain,
         "train_length": None if train["length"] == train_length else train_length,
         "rounding": rounding,
@@ -224,8 +224,8 @@ def load_checkpoint(config: Config, planner: Planner) -> tuple[Job, list[Plan]]:
     if unused:
         say(f"{name}: its config.json names the scaling {unused}, and no layer turns so")
     if opened.nats is not None:
-        equal_to = f"transformers' own to {opened.nats:.1g} nats per token"
-        say(f"{name}: in {config.eval.precision} the mean loss of a window is {equal_to}")
+        moved = f"{opened.nats:.1g} nats per token from its value in float32"
+        say(f"{name}: in {config.eval.precision} the mean loss of a window is {moved}")
     if opened.difference is None:
         say(f"{name}: keeps transformers' attention, without the window control and --with")
     else:
@@ -234,7 +234,7 @@ def load_checkpoint(config: Config, planner: Planner) -> tuple[Job, list[Plan]]:
     return Job(config, folder, setting, label, label, device, dtype, threads, data, opened.model), plans
 
 
-def _one_or_several(tokens: Sequence[int]) -> int | list[int] | None:
+def _plain_tokens(tokens: Sequence[int]) -> int | list[int] | None:
     """Return the first tokens of a text as a configuration has them: a single token as a number."""
     if len(tokens) > 1:
         return [*tokens]

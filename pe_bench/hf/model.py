@@ -81,7 +81,7 @@ class CheckpointModel(LanguageModel):
         for number, window in windows.items():
             layer = changed.get(number) or self.layer(number)
             changed[number] = stack([layer, FirstAndLatest(FIRST_TOKENS, window)])
-        other = self._with(self.encoding)
+        other = self._copy_with_encoding(self.encoding)
         other.fixed = {**self.fixed, **changed}
         return other
 
@@ -96,7 +96,7 @@ class CheckpointModel(LanguageModel):
 
         The first tokens of each window are replaced by the tokens that the tokenizer puts before a text.
         """
-        tokens_BT = self.begun(tokens_BT)
+        tokens_BT = self.with_begin_tokens(tokens_BT)
         if self.max_positions is not None:
             self._require_in_table(int(ids.max()), self.max_positions)
         arguments: dict[str, Any] = {"input_ids": tokens_BT, "use_cache": False}
@@ -109,7 +109,7 @@ class CheckpointModel(LanguageModel):
             self.state.window = window
             self.state.is_neutral = self.is_neutral
         try:
-            with self._of_part():
+            with self._skipping_other_layers():
                 return self.trunk(**arguments)[0][:, first:]
         except (IndexError, RuntimeError) as error:
             if is_out_of_memory(error):
@@ -143,9 +143,9 @@ class CheckpointModel(LanguageModel):
         tokens = torch.arange(FEW_TOKENS, device=self.device)[None] % self.vocab_size
         ids = torch.arange(FEW_TOKENS, device=self.device)
         middle = self.n_layers // 2
-        states: list[Tensor] = []
-        lower = self.part(range(middle), None, states)
-        upper = self.part(range(middle, self.n_layers), states)
+        middle_states: list[Tensor] = []
+        lower = self.part(range(middle), None, middle_states)
+        upper = self.part(range(middle, self.n_layers), middle_states)
         with torch.no_grad():
             whole = self.hidden(tokens, ids)
             try:
@@ -164,7 +164,7 @@ class CheckpointModel(LanguageModel):
         return []
 
     @contextmanager
-    def _of_part(self) -> Iterator[None]:
+    def _skipping_other_layers(self) -> Iterator[None]:
         """Within the context, skip the layers outside `numbers`, if this is a part of a model."""
         if self.inputs is None and self.outputs is None:
             yield
@@ -180,7 +180,7 @@ class CheckpointModel(LanguageModel):
         for block in above:
             block.forward = lambda hidden_BTD, *_, **__: hidden_BTD
         last = blocks[self.numbers.stop - 1]
-        hook = last.register_forward_hook(self._keep)
+        hook = last.register_forward_hook(self._record_output)
         try:
             yield
         finally:
@@ -191,7 +191,8 @@ class CheckpointModel(LanguageModel):
                 else:
                     block.forward = forward
 
-    def _keep(self, module: nn.Module, fed: Any, output: Any) -> None:
+    def _record_output(self, module: nn.Module, fed: Any, output: Any) -> None:
+        """Append the output of the last layer of a part to the part's `outputs`."""
         if self.outputs is not None:
             self.outputs.append(output)
 
@@ -206,14 +207,14 @@ class CheckpointModel(LanguageModel):
             return super().ends(tokens_BCT, ids, first)
         ends = []
         for tokens_CT in tokens_BCT:
-            kept: dict[int, tuple[Tensor, Tensor]] = {}
-            state.kept = kept
+            kept_keys_values: dict[int, tuple[Tensor, Tensor]] = {}
+            state.kept = kept_keys_values
             whole = self.hidden(tokens_CT[:1], ids, None, first)
             state.kept = None
-            prefix: dict[int, tuple[Tensor, Tensor]] = {}
-            for number, (key, value) in kept.items():
-                prefix[number] = key[:, :, :first], value[:, :, :first]
-            state.before = prefix
+            prefix_keys_values: dict[int, tuple[Tensor, Tensor]] = {}
+            for number, (key, value) in kept_keys_values.items():
+                prefix_keys_values[number] = key[:, :, :first], value[:, :, :first]
+            state.before = prefix_keys_values
             try:
                 end = self._hidden_after_prefix(tokens_CT[:, first:], ids, first)
             finally:
@@ -239,7 +240,7 @@ class CheckpointModel(LanguageModel):
         finally:
             self.state.is_neutral = False
 
-    def begun(self, tokens_BT: Tensor) -> Tensor:
+    def with_begin_tokens(self, tokens_BT: Tensor) -> Tensor:
         """Replace the first tokens of windows by the tokens that the tokenizer puts before a text."""
         if not self.begin:
             return tokens_BT
@@ -299,6 +300,7 @@ class CheckpointModel(LanguageModel):
         return self._window_refusal(length) if control == "window" else ""
 
     def _window_refusal(self, length: int) -> str:
+        """Return the reason why the control `window` is not possible; empty if it is."""
         if self.state is None:
             return "the model keeps its own attention, which cannot be limited to a window"
         if self.masks and not any(sees_all(mask, length) for mask in self.masks):
@@ -346,10 +348,13 @@ def split_feedforward(model: nn.Module, tokens: int = FEEDFORWARD_TOKENS) -> Non
         has_grandchildren = any([*child.children()] for child in children)
         is_dense = bool(children) and not has_grandchildren
         if name.rpartition(".")[2] in FEEDFORWARD_NAMES and is_dense:
-            module.forward = partial(_in_parts, module.forward, tokens)
+            module.forward = partial(_forward_in_parts, module.forward, tokens)
 
 
-def _in_parts(forward: Callable[..., Any], tokens: int, x_BTD: Tensor, *more: Any, **named: Any) -> Any:
+def _forward_in_parts(
+    forward: Callable[..., Any], tokens: int, x_BTD: Tensor, *more: Any, **named: Any
+) -> Any:
+    """Call `forward` on parts of `tokens` tokens, and concatenate the outputs [B, T, D]."""
     is_long = x_BTD.dim() == 3 and x_BTD.shape[1] > tokens
     if more or named or not is_long:
         return forward(x_BTD, *more, **named)

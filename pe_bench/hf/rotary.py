@@ -35,10 +35,10 @@ def forget_longer_texts(model: nn.Module) -> None:
     """Let rotary modules compute their frequencies for the text of each pass, whatever passed before."""
     for module in rotary_modules(model):
         if any(LONGEST_SO_FAR in name for name in vars(module)):
-            module.register_forward_pre_hook(_forget)
+            module.register_forward_pre_hook(_forget_longest_text)
 
 
-def _forget(module: nn.Module, _: Any) -> None:
+def _forget_longest_text(module: nn.Module, _: Any) -> None:
     for name in [name for name in vars(module) if LONGEST_SO_FAR in name]:
         setattr(module, name, 0)
 
@@ -49,7 +49,7 @@ class RotaryCall:
 
     module: nn.Module
     arguments: tuple[Any, ...]
-    named: Mapping[str, Any]
+    named: Mapping[str, Any]  # keyword arguments
 
     @property
     def kind(self) -> tuple[Any, ...]:
@@ -63,7 +63,7 @@ class RotaryCall:
         output = self.module(
             *self._with_positions_at(self.arguments, length), **self._named_with_positions_at(length)
         )
-        cosines, sines = _parts(output)
+        cosines, sines = _cosines_and_sines(output)
         angles = torch.atan2(sines, cosines)
         factors = torch.hypot(cosines, sines)
         expected = rotation.frequencies.to(angles)
@@ -84,7 +84,7 @@ class RotaryCall:
         """
         changed = []
         for value in values:
-            changed.append(_positions(value, length) if _is_positions(value) else value)
+            changed.append(_first_and_last_position(value, length) if _is_positions(value) else value)
         return changed
 
     def _named_with_positions_at(self, length: int) -> dict[str, Any]:
@@ -95,12 +95,12 @@ def _is_positions(value: Any) -> bool:
     return isinstance(value, Tensor) and not value.is_floating_point()
 
 
-def _positions(like: Tensor, length: int) -> Tensor:
+def _first_and_last_position(like: Tensor, length: int) -> Tensor:
     """Return position 1 and the last position of a text, in the form of a pass's positions [..., T]."""
     return torch.tensor([1, length - 1]).to(like).expand(*like.shape[:-1], 2)
 
 
-def _parts(output: Any) -> tuple[Tensor, Tensor]:
+def _cosines_and_sines(output: Any) -> tuple[Tensor, Tensor]:
     """Return a module's cosines and sines at the first of two positions, [K] or [K / 2], float64."""
     if isinstance(output, Tensor):
         cosines, sines = output.real, output.imag
@@ -114,12 +114,12 @@ def _parts(output: Any) -> tuple[Tensor, Tensor]:
 def recorded(model: nn.Module, calls: dict[tuple[Any, ...], RotaryCall]) -> Iterator[None]:
     """Within the context, record the last call of each kind of the model's rotary modules in `calls`."""
 
-    def record(module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any], _: Any) -> None:
+    def record_call(module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any], _: Any) -> None:
         if any(map(_is_positions, (*arguments, *named.values()))):
             call = RotaryCall(module, arguments, named)
             calls[call.kind] = call
 
-    hooks = [module.register_forward_hook(record, with_kwargs=True) for module in rotary_modules(model)]
+    hooks = [module.register_forward_hook(record_call, with_kwargs=True) for module in rotary_modules(model)]
     try:
         yield
     finally:

@@ -154,7 +154,7 @@ def checked(source: Source) -> Source:
     # transformers would load the weights of the other one, wherever they lie.
     message = f"{folder} is an adapter of another checkpoint: merge the two, and give the merged folder"
     require(not (folder / "adapter_config.json").exists(), message)
-    keys = _keys_of(source.config)
+    keys = _keys_with_values(source.config)
     for key, problem in OTHER_FILES.items():
         require(key not in keys, f"{config} {problem}, and leave out the key {key}")
     message = f"{source.name} is quantised, and its rounding would be scored with it: give it in bfloat16"
@@ -166,17 +166,17 @@ def checked(source: Source) -> Source:
     return source
 
 
-def _keys_of(config: Any) -> set[str]:
+def _keys_with_values(config: Any) -> set[str]:
     """Return the keys with a value in a configuration and its parts.
 
     A part, such as `text_config`, is a configuration of its own to transformers.
     """
     if isinstance(config, list):
-        return set().union(*map(_keys_of, config))
+        return set().union(*map(_keys_with_values, config))
     if not isinstance(config, dict):
         return set()
     own = {key for key, value in config.items() if value}
-    return own.union(*map(_keys_of, config.values()))
+    return own.union(*map(_keys_with_values, config.values()))
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -85,6 +85,7 @@ def recompute_layers(model: CheckpointModel) -> None:
 
 
 def _recomputed(forward: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+    """Call `forward`; with gradients, keep only its input and compute activations again."""
     if not torch.is_grad_enabled():
         return forward(*arguments, **named)
     return recomputed(forward, *arguments, use_reentrant=False, **named)
@@ -139,7 +140,7 @@ class FurtherTraining:
         return Step(done, done * train.batch_tokens, loss, None, rate, norm, seconds)
 
     def _backward(self, tokens_BT: Tensor, windows: int) -> float:
-        """Add the gradient of the loss of these tokens over the number of all windows; return this loss."""
+        """Add the gradient of these windows' loss, divided by the number of all windows; return this loss."""
         model = self.model
         dtype = self.settings.dtype
         with torch.autocast(model.device.type, dtype, enabled=dtype != torch.float32):

@@ -60,6 +60,7 @@ def _declared(subject: ResolvedEncoding) -> type[Declared]:
 
 
 def _facts(subject: ResolvedEncoding) -> dict[str, Any]:
+    """Return the facts of an encoding, by the names of their columns."""
     names = [subject.spec.values["name"], *subject.spec.modifiers]
     return {
         "encoding": subject.name,

@@ -39,11 +39,11 @@ class Scores:
 
 def kinds(encoding: Composition, n_layers: int) -> list[tuple[int, ...]]:
     """Group the numbers of layers that have the same structure and tables; their parameters may differ."""
-    groups: dict[str, list[int]] = {}
+    numbers_by_traits: dict[str, list[int]] = {}
     for number in range(n_layers):
         traits = [_traits(module) for module in _modules_of(encoding.layer(number))]
-        groups.setdefault(str(traits), []).append(number)
-    return [tuple(group) for group in groups.values()]
+        numbers_by_traits.setdefault(str(traits), []).append(number)
+    return [tuple(group) for group in numbers_by_traits.values()]
 
 
 def _modules_of(layer: LayerEncoding) -> list[nn.Module]:
@@ -53,13 +53,13 @@ def _modules_of(layer: LayerEncoding) -> list[nn.Module]:
 
 def _traits(module: nn.Module) -> list[object]:
     """Return a module's class, options and sums of tables, but not the layer's number."""
-    values: dict[str, object] = {}
+    traits: dict[str, object] = {}
     for name, value in vars(module).items():
         if isinstance(value, int | float | str):
-            values[name] = value
-    values["number"] = 0
+            traits[name] = value
+    traits["number"] = 0
     tables = [float(table.double().sum()) for table in module.buffers(recurse=False)]
-    return [type(module), sorted(values.items()), tables]
+    return [type(module), sorted(traits.items()), tables]
 
 
 @torch.no_grad()
@@ -70,14 +70,14 @@ def scores_by_distance(subject: ResolvedEncoding, layer: LayerEncoding, length: 
     """
     recurrent = [leaf for leaf in leaves_of(layer) if isinstance(leaf, Recurrent)]
     if recurrent:
-        return _decays(subject, recurrent[0], length)
+        return _shares_left(subject, recurrent[0], length)
     model = subject.config.model
     scale = 1 / math.sqrt(model.d_head)
     sums = torch.zeros(2, model.n_heads, length)
     samples = 0
     visible = torch.empty(0)
     for x, heads in _content_parts(subject, length):
-        queries, keys = _sides(subject, layer, x, heads, length)
+        queries, keys = _same_content_sides(subject, layer, x, heads, length)
         last = select_tokens(queries, range(length - 1, length))
         scores, visible = logits(layer, last, keys, scale)
         weights = attention_weights(layer, scores, visible, last)
@@ -95,7 +95,7 @@ def scores_by_distance(subject: ResolvedEncoding, layer: LayerEncoding, length: 
     return Scores(shown.flip(-1), weights.flip(-1), meaning)
 
 
-def _decays(subject: ResolvedEncoding, layer: Recurrent, length: int) -> Scores:
+def _shares_left(subject: ResolvedEncoding, layer: Recurrent, length: int) -> Scores:
     """Return the share of a token that is left in the state, by its distance, as a mean over contents."""
     total = torch.zeros(subject.config.model.n_heads, length)
     samples = 0
@@ -148,14 +148,14 @@ def _products_with_last(inputs: Tensor) -> Tensor:
 
 def wavelengths(layer: LayerEncoding, length: int) -> list[Tensor]:
     """Return 2 pi / theta of the pairs [pairs], for each frequency table, in a window of `length` tokens."""
-    rows: list[Tensor] = []
+    frequency_rows: list[Tensor] = []
     for module in _modules_of(layer):
         scaled = module.scaled(length) if isinstance(module, RopeScaling) else module
         table = getattr(scaled, "frequencies", None)
         if isinstance(table, Tensor):
             table = table.detach().double()
-            rows += table.reshape(-1, table.shape[-1])
-    used = [row for row in rows if row.any()]
+            frequency_rows += table.reshape(-1, table.shape[-1])
+    used = [row for row in frequency_rows if row.any()]
     return [2 * math.pi / row.abs() for row in used]
 
 
@@ -164,7 +164,7 @@ def mask(subject: ResolvedEncoding, layer: LayerEncoding, length: int) -> Tensor
     """Return the mask [length, length] of the keys that each query sees in some head."""
     model = subject.config.model
     x, heads = contents(model.d_model, model.n_heads, model.d_head)
-    sides = _sides(subject, layer, x[:1], heads[:1], length)
+    sides = _same_content_sides(subject, layer, x[:1], heads[:1], length)
     visible = layer.visible(*sides)
     return visible if visible.dim() == 2 else visible.any(0)
 
@@ -183,26 +183,28 @@ def contents(d_model: int, n_heads: int, d_head: int) -> tuple[Tensor, Tensor]:
     return torch.cat([x, -x]), torch.cat([head, -head])
 
 
-def _sides(
+def _same_content_sides(
     subject: ResolvedEncoding, layer: LayerEncoding, x: Tensor, heads: Tensor, length: int
 ) -> tuple[Side, Side]:
     """Return queries and keys of texts in which every token has the same content."""
     repeated = heads.expand(-1, -1, length, -1)
-    ids = _ids(subject, len(x), length)
+    ids = _position_ids(subject, len(x), length)
     return project(layer, x.expand(-1, length, -1), repeated, repeated, ids)
 
 
 def _embedded(subject: ResolvedEncoding, x: Tensor) -> Tensor:
+    """Return inputs x [B, T, D] after the encoding's `embed`."""
     batch, length, _ = x.shape
-    return subject.encoding.embed(x, _ids(subject, batch, length), _tokens(batch, length))
+    return subject.encoding.embed(x, _position_ids(subject, batch, length), _text_bytes(batch, length))
 
 
-def _ids(subject: ResolvedEncoding, batch: int, length: int) -> Tensor:
+def _position_ids(subject: ResolvedEncoding, batch: int, length: int) -> Tensor:
+    """Return the position ids of scoring, for the tokens of `_text_bytes`."""
     generator = torch.Generator().manual_seed(0)
-    return subject.encoding.ids(_tokens(batch, length), train=False, generator=generator)
+    return subject.encoding.ids(_text_bytes(batch, length), train=False, generator=generator)
 
 
-def _tokens(batch: int, length: int) -> Tensor:
+def _text_bytes(batch: int, length: int) -> Tensor:
     """Return bytes [B, T] of a text, for encodings that read tokens."""
     text = torch.tensor(list(TEXT.encode()))
     copies = length // len(text) + 1

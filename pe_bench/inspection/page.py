@@ -40,7 +40,7 @@ def page(subject: ResolvedEncoding, width: int = PIPED_WIDTH, *, has_formulas: b
         ("past training", subject.encoding.past_training),
         ("claims", claims or "none"),
     ]
-    blocks = [reflow(_preset(subject), width)]
+    blocks = [reflow(_preset_comment(subject), width)]
     for part in subject.spec.parts:
         blocks += _describe_part(subject, part, width)
     if not has_formulas:
@@ -101,7 +101,7 @@ def options_of(subject: ResolvedEncoding, part: PartSpec) -> Iterator[tuple[str,
         yield f"{part.key}.{option.name}", text, origin, option.meaning
 
 
-def _preset(subject: ResolvedEncoding) -> str:
+def _preset_comment(subject: ResolvedEncoding) -> str:
     """Return the comment below the description in an encoding's YAML file; empty without such a comment."""
     file = f"encoding/{subject.config.encoding['name']}.yaml"
     for folder in (*subject.config.search, config_dir()):
@@ -119,11 +119,11 @@ def align(lines: Sequence[tuple[str, ...]], width: int) -> str:
     widths = all_widths[:-1]
     indent = sum(widths) + 2 * len(widths)
     hanging = indent if width - indent >= MIN_LAST_COLUMN else 4
-    texts: list[str] = []
+    aligned_texts: list[str] = []
     for line in lines:
         text = "  ".join([*map(str.ljust, line, widths), line[-1]])
-        texts.append(wrap(text.rstrip(), width, hanging))
-    return "\n".join(texts)
+        aligned_texts.append(wrap(text.rstrip(), width, hanging))
+    return "\n".join(aligned_texts)
 
 
 def task_page(arguments: Sequence[str], search: Sequence[Path], width: int = PIPED_WIDTH) -> str:

@@ -62,11 +62,12 @@ def rows_of(subjects: Sequence[ResolvedEncoding]) -> list[Row]:
     styles = styles_of(subject.label for subject in subjects)
     rows = []
     for subject in subjects:
-        rows += _rows(subject, styles[subject.label].colour)
+        rows += _rows_of_encoding(subject, styles[subject.label].colour)
     return rows
 
 
-def _rows(subject: ResolvedEncoding, colour: str) -> Iterator[Row]:
+def _rows_of_encoding(subject: ResolvedEncoding, colour: str) -> Iterator[Row]:
+    """Yield the row of the input, if the encoding changes the input, then a row for each kind of layer."""
     length = subject.config.train.length
     is_defined = subject.encoding.past_training != "undefined"
     reach = REACH * length if is_defined else length
@@ -119,7 +120,7 @@ def draw(rows: Sequence[Row]) -> Figure:
     widths = [WIDTHS[name] for name in columns]
     grid = figure.add_gridspec(height, len(columns), width_ratios=widths)
     if is_compared:
-        _draw_shares(figure.add_subplot(grid[0, :]), rows)
+        _draw_cumulative_shares(figure.add_subplot(grid[0, :]), rows)
     limits = limits_of(rows)
     for index, row in enumerate(rows, start=int(is_compared)):
         cells = {name: grid[index, column] for column, name in enumerate(columns)}
@@ -145,7 +146,7 @@ def limits_of(rows: Sequence[Row]) -> tuple[float, float]:
     return bottom - margin, top + margin
 
 
-def _draw_shares(axes: Axes, rows: Sequence[Row]) -> None:
+def _draw_cumulative_shares(axes: Axes, rows: Sequence[Row]) -> None:
     """Draw the share of attention within each distance, if all tokens are the same."""
     for row in rows:
         if row.weights is not None:

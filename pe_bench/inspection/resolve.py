@@ -61,7 +61,7 @@ class ResolvedEncoding:
         return label if len(label) <= MAX_LABEL else self.name
 
     def with_examples(self) -> "ResolvedEncoding":
-        """Return the same with an example for each required option without a value."""
+        """Return the encoding with an example for each required option without a value."""
         values = self.spec.with_examples().values
         typed = self.config.encoding
         examples: dict[str, Any] = {}

@@ -132,19 +132,19 @@ class Bench:
         times.
         """
         with suppress(Exception):  # the measured pass raises the same error, which is reported
-            self._pass(subjects[0], lengths[0])()  # loads libraries, whose time is no encoding's
+            self._new_pass(subjects[0], lengths[0])()  # loads libraries, whose time is no encoding's
         for length in lengths:
             reference = None
             milliseconds = 0.0
             for subject in subjects:
-                row, timed = self._row(subject, length, reference, milliseconds)
+                row, timed = self._timed_row(subject, length, reference, milliseconds)
                 if subject is subjects[0] and timed is not None:
                     row["relative"] = 1.0
                     reference = timed
                     milliseconds = row["milliseconds"]
                 yield row
 
-    def _row(
+    def _timed_row(
         self, subject: ResolvedEncoding, length: int, reference: Pass | None, milliseconds: float
     ) -> tuple[Row, Pass | None]:
         """Time one encoding; return its row, and its pass unless it failed.
@@ -155,7 +155,7 @@ class Bench:
         row |= {"encoding": subject.label, "length": length, "model": subject.config.model.name}
         row["repeats"] = 0
         try:
-            timed = self._pass(subject, length)
+            timed = self._new_pass(subject, length)
             row |= {"batch": timed.batch, "path": timed.path}
             peak = peak_of(timed, self.device)
             times = time_pass(timed, reference, self.repeats, self.device)
@@ -167,7 +167,7 @@ class Bench:
             return row | {"status": status, "reason": reason}, None
         return row | {"peak_memory_mb": peak, **numbers}, timed
 
-    def _pass(self, subject: ResolvedEncoding, length: int) -> Pass:
+    def _new_pass(self, subject: ResolvedEncoding, length: int) -> Pass:
         return self.make(subject.config, subject.spec, length, self.device)
 
 
@@ -181,22 +181,23 @@ def time_pass(
         reference()
     began = time.perf_counter()
 
-    def is_enough() -> bool:
+    def has_enough_passes() -> bool:
         count = len(milliseconds)
         if repeats is not None or count < REPEATS:
             return count >= (repeats or REPEATS)
         seconds = time.perf_counter() - began
         return count >= MAX_REPEATS or seconds >= SHORT
 
-    while not is_enough():
-        before = None if reference is None else _milliseconds(reference, device)
-        milliseconds.append(_milliseconds(timed, device))
+    while not has_enough_passes():
+        before = None if reference is None else _time_once(reference, device)
+        milliseconds.append(_time_once(timed, device))
         if before:
             ratios.append(milliseconds[-1] / before)
     return milliseconds, ratios
 
 
-def _milliseconds(timed: Pass, device: torch.device) -> float:
+def _time_once(timed: Pass, device: torch.device) -> float:
+    """Return the milliseconds of one call of a pass."""
     wait_for(device)
     began = time.perf_counter()
     timed()
@@ -205,6 +206,7 @@ def _milliseconds(timed: Pass, device: torch.device) -> float:
 
 
 def wait_for(device: torch.device) -> None:
+    """Wait until a GPU has finished all work that was given to it."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
@@ -300,7 +302,7 @@ def grid_of(rows: Sequence[Row]) -> Grid:
     at_longest = [row for row in rows if row["length"] == longest]
     costs = {row["encoding"]: row["relative"] or math.inf for row in at_longest}
 
-    def place(row: Row) -> tuple[float, str, int]:
+    def table_order(row: Row) -> tuple[float, str, int]:
         return costs[row["encoding"]], row["encoding"], row["length"]
 
     columns: list[Column] = []
@@ -311,7 +313,7 @@ def grid_of(rows: Sequence[Row]) -> Grid:
         columns.append(column)
     failed = [row for row in rows if row["reason"]]
     reasons = {"{encoding} at {length:,}: {reason}".format(**row) for row in failed}
-    cells = [list(map(Cell, texts_of(row))) for row in sorted(rows, key=place)]
+    cells = [list(map(Cell, texts_of(row))) for row in sorted(rows, key=table_order)]
     notes = [*NOTES, *sorted(reasons)]
     return Grid(columns, cells, title, notes=notes, keys=2)
 

@@ -50,27 +50,27 @@ def trained_encoding(config: Config, encoding: Composition) -> ResolvedEncoding:
 @torch.no_grad()
 def attention_by_layer(model: Decoder, tokens_BT: Tensor, ids: Tensor) -> list[np.ndarray | None]:
     """Return the mean weight over heads [T, T] of the first text in each layer; None without softmax."""
-    kept: list[np.ndarray | None] = []
+    kept_weights: list[np.ndarray | None] = []
 
-    def keep(module: SelfAttention, arguments: tuple[Any, ...], output: Tensor) -> None:
+    def keep_weights(module: SelfAttention, arguments: tuple[Any, ...], output: Tensor) -> None:
         x_BTD, layer, ids = arguments[:3]
         if layer.overrides("attend"):
-            kept.append(None)
+            kept_weights.append(None)
         else:
-            weights = _weights(module, x_BTD, layer, ids)
-            kept.append(weights[0].mean(0).cpu().numpy())
+            weights = _attention_weights(module, x_BTD, layer, ids)
+            kept_weights.append(weights[0].mean(0).cpu().numpy())
 
     blocks = [cast(Block, block) for block in model.blocks]
-    hooks = [block.attention.register_forward_hook(keep) for block in blocks]
+    hooks = [block.attention.register_forward_hook(keep_weights) for block in blocks]
     try:
         model.hidden(tokens_BT, ids)
     finally:
         for hook in hooks:
             hook.remove()
-    return kept
+    return kept_weights
 
 
-def _weights(module: SelfAttention, x_BTD: Tensor, layer: LayerEncoding, ids: Tensor) -> Tensor:
+def _attention_weights(module: SelfAttention, x_BTD: Tensor, layer: LayerEncoding, ids: Tensor) -> Tensor:
     """Return the attention weights [B, H, T, T] of a layer. x_BTD: its input after the norm."""
     projected = (module.query(x_BTD), module.key(x_BTD), module.value(x_BTD))
     q_BHTK, k_BHTK, _ = layer.convolve(*module.heads(*projected))

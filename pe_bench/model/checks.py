@@ -78,17 +78,17 @@ def refuse_lookahead(model: LanguageModel, length: int, name: str, weights: str 
     """
     with user_code_errors(model.encoding):
         problem = find_lookahead(model, length)
-    _refuse(problem, name, weights)
+    _refuse_problem(problem, name, weights)
 
 
 def refuse_lookahead_in_text(model: LanguageModel, texts: Tensor, name: str, weights: str = "") -> None:
     """Raise `UserError` if outputs of windows of text [n, T] depend on later tokens."""
     with user_code_errors(model.encoding):
         problem = find_lookahead_in_text(model, texts)
-    _refuse(problem, name, weights)
+    _refuse_problem(problem, name, weights)
 
 
-def _refuse(problem: str, name: str, weights: str) -> None:
+def _refuse_problem(problem: str, name: str, weights: str) -> None:
     message = f"{name} reads later tokens{weights and f' {weights}'}, so its scores would mean nothing: "
     require(not problem, f"{message}{problem}; `pe-bench check {name}` says where")
 
@@ -169,6 +169,7 @@ def _first_halves(model: LanguageModel, tokens_nT: Tensor) -> Tensor:
 
 
 def _hidden_in_scoring(model: LanguageModel, tokens_nT: Tensor, first: int) -> Tensor:
+    """Return the outputs of windows from `first` on, [n, T - first, D], as in scoring."""
     was_training = model.training
     generator = torch.Generator().manual_seed(0)  # the same draw for each batch
     try:

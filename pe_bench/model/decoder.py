@@ -89,9 +89,10 @@ class LanguageModel(nn.Module):
 
     def with_encoding(self, encoding: Composition) -> Self:
         """Return a model with these weights and another encoding. Raise `UserError` if they do not fit."""
-        return self._with(encoding)
+        return self._copy_with_encoding(encoding)
 
-    def _with(self, encoding: Composition) -> Self:
+    def _copy_with_encoding(self, encoding: Composition) -> Self:
+        """Return a copy that shares the weights and has another encoding."""
         other = copy.copy(self)
         other._modules = {**self._modules, "encoding": encoding}
         return other
@@ -122,7 +123,7 @@ class LanguageModel(nn.Module):
         list to which each pass appends the output [B, T, D] of its last layer. Without the model's last
         layer, the result of `hidden` has no meaning.
         """
-        other = self._with(self.encoding)
+        other = self._copy_with_encoding(self.encoding)
         other.numbers = numbers
         other.inputs = None if inputs is None else iter(inputs)
         other.outputs = outputs
@@ -161,7 +162,7 @@ class Decoder(LanguageModel):
         self.norm = RMSNorm(model.d_model)
         self.head = None if model.tie_embeddings else Linear(model.d_model, vocab_size)
         self.loss = TokenLoss()
-        self._initialise(model, generator)
+        self._draw_weights(model, generator)
 
     @property
     def has_parts(self) -> bool:
@@ -225,7 +226,7 @@ class Decoder(LanguageModel):
         windows: Mapping[int, int],
         parts: Sequence[PositionalEncoding] | None = None,
     ) -> Self:
-        other = self._with(self.encoding.changed(layers, parts))
+        other = self._copy_with_encoding(self.encoding.changed(layers, parts))
         other.windows = {**self.windows, **windows}
         return other
 
@@ -240,7 +241,7 @@ class Decoder(LanguageModel):
     def likeliest(self, hidden_ND: Tensor) -> Tensor:
         return functional.linear(hidden_ND, self.output_weight).argmax(-1)
 
-    def _initialise(self, model: ModelConfig, generator: torch.Generator | None) -> None:
+    def _draw_weights(self, model: ModelConfig, generator: torch.Generator | None) -> None:
         """Draw embeddings N(0, 1/D), linear layers N(0, 1/fan_in), residual outputs / sqrt(2 layers)."""
         input_std = model.d_model**-0.5
         nn.init.normal_(self.embedding.weight, std=input_std, generator=generator)

@@ -79,9 +79,9 @@ class SelfAttention(nn.Module):
 
     def heads(self, queries: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Split the projections into query heads, [B, H, T, K] each, before the encoding."""
-        q_BHTK = self._split(queries)
-        k_BHTK = self._split(keys)
-        v_BHTK = self._split(values)
+        q_BHTK = self._split_heads(queries)
+        k_BHTK = self._split_heads(keys)
+        v_BHTK = self._split_heads(values)
         if self.query_norm is not None and self.key_norm is not None:
             q_BHTK = self.query_norm(q_BHTK)
             k_BHTK = self.key_norm(k_BHTK)
@@ -90,7 +90,7 @@ class SelfAttention(nn.Module):
             v_BHTK = v_BHTK.repeat_interleave(self.group, 1)
         return q_BHTK, k_BHTK, v_BHTK
 
-    def _split(self, projected: Tensor) -> Tensor:
+    def _split_heads(self, projected: Tensor) -> Tensor:
         return projected.unflatten(-1, (-1, self.d_head)).transpose(1, 2)
 
 
@@ -143,15 +143,16 @@ class TokenLoss(nn.Module):
         rows = max(1, LOGIT_ELEMENTS // weight_VD.shape[0])
         chunks = zip(hidden_ND.split(rows), targets_N.split(rows), strict=True)
         recomputes = len(targets_N) > rows and torch.is_grad_enabled()
-        nll: list[Tensor] = []
+        nll_of_chunks: list[Tensor] = []
         for hidden, targets in chunks:
             chunk = (hidden, weight_VD, targets)
             if recomputes:
-                nll.append(cast(Tensor, checkpoint(self.chunk_nll, *chunk, use_reentrant=False)))
+                nll_of_chunks.append(cast(Tensor, checkpoint(self.chunk_nll, *chunk, use_reentrant=False)))
             else:
-                nll.append(self.chunk_nll(*chunk))
-        return torch.cat(nll)
+                nll_of_chunks.append(self.chunk_nll(*chunk))
+        return torch.cat(nll_of_chunks)
 
     def chunk_nll(self, hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor) -> Tensor:
+        """Return the negative log-likelihood of each target of a chunk in nats, float32 [N]."""
         logits_NV = functional.linear(hidden_ND, weight_VD)
         return functional.cross_entropy(logits_NV.float(), targets_N, reduction="none")

@@ -77,21 +77,21 @@ def _find_or_build(source: Path, more_flags: Sequence[str]) -> Kernel:
         names = named or ", ".join(COMPILERS)
         return Kernel(None, f"no C++ compiler is here ({names})")
     try:
-        version, _, _ = _output_of([*shlex.split(compiler), "--version"]).partition("\n")
+        version, _, _ = _run_and_read([*shlex.split(compiler), "--version"]).partition("\n")
         sources = [source, *(FOLDER / name for name in HEADERS)]
         digests = [hashlib.sha256(path.read_bytes()).hexdigest() for path in sources]
-        key = key_of("kernel", digests, version, _processor(), [*FLAGS, *more_flags])
+        key = key_of("kernel", digests, version, _processor_text(), [*FLAGS, *more_flags])
         make = partial(compile_into, compiler=compiler, source=source, more_flags=more_flags)
-        library = _loaded(cache_root(None) / "kernel", key, make)
+        library = _load_or_rebuild(cache_root(None) / "kernel", key, make)
         lend_threads(library)
         return Kernel(library, version)
     except subprocess.CalledProcessError as error:
-        return Kernel(None, f"{compiler} failed: {_complaint(error)}")
+        return Kernel(None, f"{compiler} failed: {_first_error_line(error)}")
     except (OSError, subprocess.TimeoutExpired, RunError) as error:
         return Kernel(None, first_line(error))
 
 
-def _loaded(root: Path, key: str, make: Callable[[Path], dict[str, Any]]) -> ctypes.CDLL:
+def _load_or_rebuild(root: Path, key: str, make: Callable[[Path], dict[str, Any]]) -> ctypes.CDLL:
     """Return the library of a cache entry; a library that cannot be loaded is built again, once."""
     entry, _ = cached_folder(root, key, make)
     try:
@@ -141,24 +141,27 @@ def compile_into(folder: Path, compiler: str, source: Path, more_flags: Sequence
 
 
 def compile_library(compiler: str, source: Path, more_flags: Sequence[str], target: Path) -> None:
+    """Compile a source to the shared library `target`. Raises as `_run_and_read`."""
     flags = [*FLAGS, f"-I{FOLDER}", *more_flags]
-    _output_of([*shlex.split(compiler), *flags, str(source), "-o", str(target)])
+    _run_and_read([*shlex.split(compiler), *flags, str(source), "-o", str(target)])
 
 
-def _output_of(command: list[str]) -> str:
+def _run_and_read(command: list[str]) -> str:
+    """Run a command, and return its standard output. Raises `CalledProcessError` and `TimeoutExpired`."""
     finished = subprocess.run(
         command, capture_output=True, text=True, errors="replace", timeout=SECONDS, check=True
     )
     return finished.stdout
 
 
-def _complaint(error: subprocess.CalledProcessError) -> str:
+def _first_error_line(error: subprocess.CalledProcessError) -> str:
     stderr: str = error.stderr or ""
     lines = [line for line in stderr.splitlines() if "error" in line]
     return lines[0].strip() if lines else f"exit code {error.returncode}"
 
 
-def _processor() -> str:
+def _processor_text() -> str:
+    """Return the facts that distinguish this processor from others, as text."""
     facts = processor_facts()
     lines = [f"{kind}: {facts[kind]}" for kind in KINDS if kind in facts]
     if not lines:
@@ -231,7 +234,7 @@ def strided(x: Tensor, columns: Tensor | None = None) -> Any:
     return ctypes.byref(rows)
 
 
-def data_of(x: Tensor | None) -> ctypes.c_void_p | None:
+def pointer_to(x: Tensor | None) -> ctypes.c_void_p | None:
     return None if x is None else ctypes.c_void_p(x.data_ptr())
 
 

@@ -21,12 +21,12 @@ def fused_on_gpu(function: Callable[P, R]) -> Callable[P, R]:
     """Compile a function of tensors for calls with gradients and a first tensor on a GPU."""
 
     @wraps(function)
-    def run(*args: P.args, **options: P.kwargs) -> R:
+    def run_compiled_or_plain(*args: P.args, **options: P.kwargs) -> R:
         if not is_compiled_for(args[0]):
             return function(*args, **options)
         return compiled(function, "inductor")(*args, **options)
 
-    return run
+    return run_compiled_or_plain
 
 
 def is_compiled_for(x: object) -> bool:

@@ -11,7 +11,14 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from pe_bench.native.build import data_of, empty_tokens_first, kernel, shape_of, strided, with_whole_rows
+from pe_bench.native.build import (
+    empty_tokens_first,
+    kernel,
+    pointer_to,
+    shape_of,
+    strided,
+    with_whole_rows,
+)
 
 CHUNK = 32  # rows that are summed together; the `CHUNK` of layers.h
 
@@ -21,7 +28,7 @@ def rms_norm(x: Tensor, weight_D: Tensor, epsilon: float) -> tuple[Tensor, Tenso
     out = torch.empty_like(x)
     rows = x.numel() // x.shape[-1]
     factor_N = x.new_empty(rows)
-    _call("pe_bench_rms_norm", x, ctypes.c_float(epsilon), x, weight_D, out, factor_N)
+    _call_for_rows("pe_bench_rms_norm", x, ctypes.c_float(epsilon), x, weight_D, out, factor_N)
     return out, factor_N
 
 
@@ -33,7 +40,9 @@ def rms_norm_backward(
     chunks = -(-len(factor_N) // CHUNK)
     # The gradient from each chunk of rows; the first row becomes their sum.
     grad_weight = x.new_empty(chunks, x.shape[-1])
-    _call("pe_bench_rms_norm_backward", x, grad_out, x, weight_D, factor_N, also, grad_x, grad_weight)
+    _call_for_rows(
+        "pe_bench_rms_norm_backward", x, grad_out, x, weight_D, factor_N, also, grad_x, grad_weight
+    )
     return grad_x, grad_weight[0]
 
 
@@ -41,14 +50,14 @@ def swiglu(both: Tensor) -> Tensor:
     """Return silu(gate) up [.., F] from both [.., 2 F], the gate first."""
     width = both.shape[-1] // 2
     out = both.new_empty(*both.shape[:-1], width)
-    _call("pe_bench_swiglu", out, both, out)
+    _call_for_rows("pe_bench_swiglu", out, both, out)
     return out
 
 
 def swiglu_backward(grad_out: Tensor, both: Tensor) -> Tensor:
     """Return the gradient of `both`, from the gradient of the output of `swiglu`."""
     grad_both = torch.empty_like(both)
-    _call("pe_bench_swiglu_backward", grad_out, grad_out, both, grad_both)
+    _call_for_rows("pe_bench_swiglu_backward", grad_out, grad_out, both, grad_both)
     return grad_both
 
 
@@ -56,14 +65,16 @@ def nll(logits_NV: Tensor, targets_N: Tensor) -> tuple[Tensor, Tensor]:
     """Return the negative log-likelihoods [N] of int64 targets, and the normalizers [N, 2] of the weights."""
     nll_N = logits_NV.new_empty(len(logits_NV))
     normalizers = logits_NV.new_empty(len(logits_NV), 2)
-    _call("pe_bench_nll", logits_NV, logits_NV, targets_N, nll_N, normalizers)
+    _call_for_rows("pe_bench_nll", logits_NV, logits_NV, targets_N, nll_N, normalizers)
     return nll_N, normalizers
 
 
 def nll_backward(grad_nll_N: Tensor, logits_NV: Tensor, targets_N: Tensor, normalizers: Tensor) -> Tensor:
     """Return the gradient of the logits, from the gradient of the first output of `nll`."""
     grad_logits = torch.empty_like(logits_NV)
-    _call("pe_bench_nll_backward", logits_NV, grad_nll_N, logits_NV, targets_N, normalizers, grad_logits)
+    _call_for_rows(
+        "pe_bench_nll_backward", logits_NV, grad_nll_N, logits_NV, targets_N, normalizers, grad_logits
+    )
     return grad_logits
 
 
@@ -76,20 +87,20 @@ def polynomials(squares: Tensor, coefficients: tuple[float, ...], iterations: in
     factors = (ctypes.c_float * len(coefficients))(*coefficients)
     threads = torch.get_num_threads()
     failed = library.pe_bench_polynomials(
-        *sizes, threads, data_of(squares), factors, iterations, data_of(totals)
+        *sizes, threads, pointer_to(squares), factors, iterations, pointer_to(totals)
     )
     if failed:
         raise MemoryError("no memory for Muon's matrices")
     return totals
 
 
-def _call(name: str, rows: Tensor, *arguments: Any) -> None:
+def _call_for_rows(name: str, rows: Tensor, *arguments: Any) -> None:
     """Call a compiled function for all rows of a tensor, with tensors as pointers."""
     library = kernel().library
     assert library is not None
     width = rows.shape[-1]
     count = ctypes.c_int64(rows.numel() // width)
-    values = [data_of(each) if isinstance(each, Tensor) else each for each in arguments]
+    values = [pointer_to(each) if isinstance(each, Tensor) else each for each in arguments]
     library[name](count, ctypes.c_int64(width), torch.get_num_threads(), *values)
 
 
@@ -114,7 +125,7 @@ def is_rotated_natively(x: Tensor, cosines: Tensor) -> bool:
 def rotated(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
     """Return x [B, H, n, K] with its first pairs turned; tables are [n, pairs] or [B, 1, n, pairs]."""
     if not (torch.is_grad_enabled() and x.requires_grad):
-        return _rotated(x, cosines, sines, 1.0)
+        return _rotate_with_sign(x, cosines, sines, 1.0)
     return cast(Tensor, _Rotation.apply(x, cosines, sines))
 
 
@@ -122,16 +133,16 @@ class _Rotation(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
         ctx.save_for_backward(cosines, sines)
-        return _rotated(x, cosines, sines, 1.0)
+        return _rotate_with_sign(x, cosines, sines, 1.0)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
         cosines, sines = ctx.saved_tensors
-        return _rotated(grad_out, cosines, sines, -1.0), None, None
+        return _rotate_with_sign(grad_out, cosines, sines, -1.0), None, None
 
 
-def _rotated(x: Tensor, cosines: Tensor, sines: Tensor, sign: float) -> Tensor:
+def _rotate_with_sign(x: Tensor, cosines: Tensor, sines: Tensor, sign: float) -> Tensor:
     library = kernel().library
     assert library is not None
     x = with_whole_rows(x)
@@ -142,6 +153,6 @@ def _rotated(x: Tensor, cosines: Tensor, sines: Tensor, sign: float) -> Tensor:
     is_shared = cosines.dim() == 2 or len(cosines) == 1
     batch_stride = 0 if is_shared else tokens * pairs
     sizes = (ctypes.c_int64(batch_stride), ctypes.c_int64(pairs), ctypes.c_float(sign))
-    inputs = shape_of(x, x, 1.0), strided(x), data_of(cosines), data_of(sines)
+    inputs = shape_of(x, x, 1.0), strided(x), pointer_to(cosines), pointer_to(sines)
     library.pe_bench_rotate(*inputs, *sizes, strided(out))
     return out

@@ -70,10 +70,10 @@ class Grid:
 
     def without_empty(self) -> "Grid":
         """Return the grid without empty columns."""
-        filled: set[int] = set()
+        filled_columns: set[int] = set()
         for row in self.rows:
-            filled.update(index for index, cell in enumerate(row) if cell.text)
-        return self.chosen(sorted(filled))
+            filled_columns.update(index for index, cell in enumerate(row) if cell.text)
+        return self.chosen(sorted(filled_columns))
 
     def chosen(self, indexes: Sequence[int]) -> "Grid":
         """Return the grid with the columns of these indexes."""
@@ -87,7 +87,7 @@ class Grid:
     def width(self, *, folded: bool = False) -> int:
         """Return the width in terminal columns; `folded`: with texts at their least width."""
         widths = []
-        for column, texts in zip(self.columns, _texts(self), strict=True):
+        for column, texts in zip(self.columns, _column_lines(self), strict=True):
             width = max(map(cell_len, texts))
             least = _least_width(column, texts) if folded else 0
             widths.append(min(width, least or width))
@@ -95,18 +95,18 @@ class Grid:
 
     def draw(self, width: int) -> list[RenderableType]:
         """Return the parts of the table for a terminal of this width, as far as texts may be folded."""
-        parts: list[RenderableType] = [Text(line, "bold") for line in join_parts(self.title, width)]
-        parts += _wrapped(self.why, width, "italic")
-        for block in _blocks(self, width) if self.keys else [self]:
+        drawn_parts: list[RenderableType] = [Text(line, "bold") for line in join_parts(self.title, width)]
+        drawn_parts += _wrapped_lines(self.why, width, "italic")
+        for block in _blocks_that_fit(self, width) if self.keys else [self]:
             keeps_words = block.width(folded=True) <= width
-            if parts:
-                parts.append(Text())
-            parts.append(_table(block, keeps_words=keeps_words))
+            if drawn_parts:
+                drawn_parts.append(Text())
+            drawn_parts.append(_rich_table(block, keeps_words=keeps_words))
         if any(self.notes):
-            parts.append(Text())
+            drawn_parts.append(Text())
         for note in self.notes:
-            parts += _wrapped(note, width, "dim")
-        return parts
+            drawn_parts += _wrapped_lines(note, width, "dim")
+        return drawn_parts
 
 
 def plain_grid(
@@ -123,6 +123,7 @@ def plain_grid(
 
 
 def _plain_cell(value: Cell | Fact) -> Cell:
+    """Return a value as a cell: text on one line, whole numbers with commas, others with three decimals."""
     if value is None or isinstance(value, Cell):
         return value or Cell()
     if isinstance(value, str):
@@ -154,7 +155,7 @@ def show(
         if parts:
             parts.append(Text())
         parts += table(console.width)
-    parts += _wrapped(hint, console.width, "dim")
+    parts += _wrapped_lines(hint, console.width, "dim")
     with console.capture() as captured:
         console.print(Group(*parts), highlight=False, soft_wrap=True)
     text = captured.get()
@@ -175,7 +176,7 @@ def text_of(print_on: Callable[[Console], object]) -> str:
     return text.getvalue()
 
 
-def _wrapped(text: str, width: int, style: str) -> list[Text]:
+def _wrapped_lines(text: str, width: int, style: str) -> list[Text]:
     """Return a sentence in lines of this width; no line for an empty text."""
     if not text:
         return []
@@ -194,7 +195,7 @@ def join_parts(parts: Sequence[str], width: int) -> list[str]:
     return lines
 
 
-def _blocks(grid: Grid, width: int) -> list[Grid]:
+def _blocks_that_fit(grid: Grid, width: int) -> list[Grid]:
     """Cut a grid into few blocks that fit the width; each begins with the columns that name a row."""
     keys = list(range(grid.keys))
     blocks = [keys]
@@ -207,7 +208,7 @@ def _blocks(grid: Grid, width: int) -> list[Grid]:
     return [grid.chosen(block) for block in blocks]
 
 
-def _texts(grid: Grid) -> list[list[str]]:
+def _column_lines(grid: Grid) -> list[list[str]]:
     """Return the lines of each column: heading and texts, with marks or blanks of their width after numbers.
 
     Lines aligned to the right are padded here, because rich strips blanks from ends of texts.
@@ -238,7 +239,7 @@ def _least_width(column: Column, texts: Sequence[str]) -> int:
     return max([column.least, *widths])
 
 
-def _table(grid: Grid, *, keeps_words: bool) -> Table:
+def _rich_table(grid: Grid, *, keeps_words: bool) -> Table:
     """Return the grid for rich; of rows with the same name, only the first shows it.
 
     keeps_words: fold texts only between words, unless a word is too long.
@@ -247,7 +248,7 @@ def _table(grid: Grid, *, keeps_words: bool) -> Table:
     padding = GAP - 1 if grid.title else GAP  # a box has blanks between columns
     table = Table(box=box, show_edge=False, pad_edge=False, padding=(0, 0, 0, padding))
     columns = []
-    for column, texts in zip(grid.columns, _texts(grid), strict=True):
+    for column, texts in zip(grid.columns, _column_lines(grid), strict=True):
         height = column.heading.count("\n") + 1
         least = 0
         if column.is_left:
@@ -277,7 +278,7 @@ def to_markdown(grids: Iterable[Grid]) -> str:
 
 
 def _markdown_parts(grid: Grid) -> list[str]:
-    def row(cells: Iterable[str]) -> str:
+    def markdown_row(cells: Iterable[str]) -> str:
         return f"| {' | '.join(cells)} |"
 
     def shown(cell: Cell) -> str:
@@ -287,8 +288,8 @@ def _markdown_parts(grid: Grid) -> list[str]:
     title = outside_text.markdown(" · ".join(grid.title))
     headings = map(outside_text.markdown, _one_line_headings(grid))
     sides = ["---" if column.is_left else "---:" for column in grid.columns]
-    table = [row(headings), row(sides)]
-    table += [row(map(shown, cells)) for cells in grid.rows]
+    table = [markdown_row(headings), markdown_row(sides)]
+    table += [markdown_row(map(shown, cells)) for cells in grid.rows]
     notes = [f"- {_markdown_note(note)}" for note in grid.notes]
     bold_title = f"**{title}**" if title else ""
     return [bold_title, outside_text.markdown(grid.why), "\n".join(table), "\n".join(notes)]
@@ -316,7 +317,7 @@ def to_latex(grids: Sequence[Grid]) -> str:
 
 
 def _latex_table(grid: Grid, number: int) -> str:
-    def row(cells: Iterable[str]) -> str:
+    def latex_row(cells: Iterable[str]) -> str:
         return " & ".join(cells) + r" \\"
 
     notes = filter(None, (grid.why, *grid.notes))
@@ -334,9 +335,9 @@ def _latex_table(grid: Grid, number: int) -> str:
         r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%",
         rf"\begin{{tabular}}{{@{{}}{sides}@{{}}}}",
         r"\toprule",
-        row(headings),
+        latex_row(headings),
         r"\midrule",
-        *(row(map(_latex_cell, cells)) for cells in grid.rows),
+        *(latex_row(map(_latex_cell, cells)) for cells in grid.rows),
         r"\bottomrule",
         r"\end{tabular}}",
         r"\end{table}",

@@ -137,7 +137,7 @@ def save_picture(draw: Callable[[], Figure], path: Path) -> None:
     Raises `UserError` for another suffix than .png, .svg or .pdf.
     """
     kind = picture_format(path)
-    with _settings("pe-bench"):
+    with _drawing_settings("pe-bench"):
         figure = draw()
         options: dict[str, Any] = {"dpi": DOTS_PER_INCH, "bbox_inches": "tight", "metadata": UNDATED[kind]}
         write_atomically(path, lambda temporary: figure.savefig(temporary, format=kind, **options))
@@ -150,7 +150,7 @@ def inline_svg(draw: Callable[[], Figure], picture_id: str, parts: Mapping[str, 
     its gid, the attributes of the group, and then of the marks in it.
     """
     text = io.BytesIO()
-    with _settings(picture_id):
+    with _drawing_settings(picture_id):
         draw().savefig(text, format="svg", metadata={**UNDATED["svg"], "Creator": None})
     root = ElementTree.fromstring(re.sub(r"\s*\n\s*", " ", text.getvalue().decode()))
     for element in root.iter():
@@ -167,7 +167,7 @@ def inline_svg(draw: Callable[[], Figure], picture_id: str, parts: Mapping[str, 
     for group in root.iter("g"):
         gid = group.get("id", "")
         if gid in parts:
-            _describe(group, parts[gid][0], marks[gid])
+            _describe_group(group, parts[gid][0], marks[gid])
     used = set(re.findall(r"#(\w+)", ElementTree.tostring(root, "unicode")))
     for element in root.iter():
         if element.get("id") not in used:
@@ -180,7 +180,7 @@ def inline_svg(draw: Callable[[], Figure], picture_id: str, parts: Mapping[str, 
     return ElementTree.tostring(root, "unicode")
 
 
-def _describe(group: ElementTree.Element, attributes: Attributes, marks: Iterator[Attributes]) -> None:
+def _describe_group(group: ElementTree.Element, attributes: Attributes, marks: Iterator[Attributes]) -> None:
     """Set the attributes of a group and of its marks; `title` becomes an element."""
     _set_attributes(group, attributes)
     for mark in list(group.iter("use")):
@@ -196,7 +196,7 @@ def _set_attributes(element: ElementTree.Element, attributes: Attributes) -> Non
 
 
 @contextmanager
-def _settings(salt: str) -> Iterator[None]:
+def _drawing_settings(salt: str) -> Iterator[None]:
     """Draw with the settings of all pictures; the salt, by default random, decides ids in an SVG."""
     import matplotlib
 

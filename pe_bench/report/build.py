@@ -149,14 +149,14 @@ def _names_of(named: Sequence[str], results_dir: Path) -> list[str]:
     """Return the names of the runs that are named, and of unfinished evaluations of Hugging Face models."""
     unfinished = [each.folder for each in read_unfinished(results_dir)]
     names: list[str] = []
-    finished: list[str] = []
+    names_of_finished: list[str] = []
     for name in named:
         matching = [folder.path.name for folder in unfinished if _is_named(folder, name)]
         names += matching
         if not matching:
-            finished.append(name)
-    if finished:
-        names += [run.name for run in find_runs(finished, results_dir)]
+            names_of_finished.append(name)
+    if names_of_finished:
+        names += [run.name for run in find_runs(names_of_finished, results_dir)]
     return names
 
 
@@ -200,11 +200,11 @@ def build_report(
     newest_only: bool = False,
 ) -> Report:
     """Return the tables of `build_tables` with probes, or only the tables with the newest run."""
-    rows, problems = _read(results_dir, names)
+    rows, problems = _readable_rows(results_dir, names)
     runs = ScoredRuns.read(results_dir)
     for key in selection.by:
         runs.require(rows, key, "--by")
-    rows = rows if protocol is None else _of_protocol(rows, protocol)
+    rows = rows if protocol is None else _rows_of_protocol(rows, protocol)
     if selection.where:
         rows = runs.select(rows, selection.where)
     if selection.margin is None:
@@ -214,7 +214,7 @@ def build_report(
         rows, note = keep_best(rows, runs, selection.best)
         problems.append(note)
         varying = (*varying, selection.best)
-    groups = group_rows(_of_levels(rows), runs, varying)
+    groups = group_rows(_rows_of_levels(rows), runs, varying)
     probe_rows = [row for row in rows if row.protocol == PROBE]
     probed = group_rows(probe_rows, runs, varying)
     shown = groups
@@ -225,7 +225,7 @@ def build_report(
     probes = tuple(probe_tables(probed, runs, selection)) if probed else ()
     if not groups and probes:  # a checkpoint that was only probed
         return Report([], 0, runs.folder_of, tuple(problems), probes)
-    tables = _tables(shown, rows, runs, selection)
+    tables = _make_tables(shown, rows, runs, selection)
     others = len(groups) - len(shown)
     _require_shown(tables, selection, others)
     last = tables.pop()
@@ -234,7 +234,7 @@ def build_report(
     return Report(tables, others, runs.folder_of, tuple(problems), probes)
 
 
-def _of_levels(rows: Sequence[Row]) -> list[Row]:
+def _rows_of_levels(rows: Sequence[Row]) -> list[Row]:
     """Return the rows of levels and controls, without probes and positions."""
     return [row for row in rows if row.protocol not in APART]
 
@@ -264,20 +264,20 @@ def run_tables(
     unchanged = folder
     if first is not None:
         unchanged = RunFolder(run.parent / first.run)
-    rows += _references(rows, run, unchanged)
+    rows += _reference_rows(rows, run, unchanged)
 
     def folder_of(name: str) -> RunFolder:
         return unchanged if name == unchanged.path.name else folder
 
     runs = ScoredRuns(folder_of, read_anchors(anchors_folder(run)))
-    tables = _tables(group_rows(_of_levels(rows), runs, ()), rows, runs, selection)
+    tables = _make_tables(group_rows(_rows_of_levels(rows), runs, ()), rows, runs, selection)
     return [replace(table, chosen=tuple(chosen)) for table in tables]
 
 
 def tables_of_rows(rows: Sequence[Row], results_dir: Path, margin: float) -> list[Table]:
     """Return the tables of rows of several runs in a folder of results."""
     runs = ScoredRuns.read(results_dir)
-    return _tables(group_rows(rows, runs, ()), rows, runs, Selection(margin=margin))
+    return _make_tables(group_rows(rows, runs, ()), rows, runs, Selection(margin=margin))
 
 
 def probes_of_rows(rows: Sequence[Row], folder_of: Callable[[str], RunFolder]) -> list[ProbeTable]:
@@ -287,7 +287,7 @@ def probes_of_rows(rows: Sequence[Row], folder_of: Callable[[str], RunFolder]) -
     return probe_tables(group_rows(probed, runs, ()), runs, EVERYTHING)
 
 
-def _read(results_dir: Path, runs: Sequence[str] | None) -> tuple[list[Row], list[str]]:
+def _readable_rows(results_dir: Path, runs: Sequence[str] | None) -> tuple[list[Row], list[str]]:
     """Return the readable rows of all runs or of the named runs, and notes on the runs that are left out."""
     gathered = read_all(results_dir)
     unfinished = read_unfinished(results_dir)
@@ -318,12 +318,12 @@ def _read(results_dir: Path, runs: Sequence[str] | None) -> tuple[list[Row], lis
     return [row for row in rows if row.run in names], left_out
 
 
-def _of_protocol(rows: list[Row], protocol: str) -> list[Row]:
+def _rows_of_protocol(rows: list[Row], protocol: str) -> list[Row]:
     """Return the rows scored under a protocol, and the by-position rows, which every protocol shows.
 
     Raises `UserError` if nothing was scored under the protocol.
     """
-    there = sorted({row.protocol for row in _of_levels(rows)})
+    there = sorted({row.protocol for row in _rows_of_levels(rows)})
     message = (
         f"no score under the protocol {protocol!r}: these runs were scored under {', '.join(there)}; "
         f"score one with `pe-bench eval RUN --protocol {protocol}`"
@@ -332,7 +332,7 @@ def _of_protocol(rows: list[Row], protocol: str) -> list[Row]:
     return [row for row in rows if row.protocol in (protocol, POSITIONS)]
 
 
-def _references(rows: Sequence[Row], run: Path, unchanged: RunFolder) -> list[Row]:
+def _reference_rows(rows: Sequence[Row], run: Path, unchanged: RunFolder) -> list[Row]:
     """Return other rows on the same targets that a run's rows are compared with.
 
     They are the run's rows at a quarter of its training length, which show its gain within training, and the
@@ -376,7 +376,7 @@ def _require_shown(tables: Sequence[Table], selection: Selection, others: int) -
 # Tables
 
 
-def _tables(groups: Groups, rows: Sequence[Row], runs: ScoredRuns, selection: Selection) -> list[Table]:
+def _make_tables(groups: Groups, rows: Sequence[Row], runs: ScoredRuns, selection: Selection) -> list[Table]:
     """Return a table for each group; `rows` are the rows of all groups and of positions.
 
     Texts of runs are put on one line each, because a stranger may have written them.
@@ -386,7 +386,7 @@ def _tables(groups: Groups, rows: Sequence[Row], runs: ScoredRuns, selection: Se
         parts = groups_of_slice(groups, selection.slice, runs)
     tables = {}
     for key, (sliced, unsliced) in parts.items():
-        tables[key] = _table(key, sliced, unsliced, rows, runs, selection)
+        tables[key] = _make_table(key, sliced, unsliced, rows, runs, selection)
     message = (
         f"--slice {selection.slice}: no run here has that slice of its targets under the protocol paired; "
         "pe-bench eval RUN... adds recall and novel without scoring again; --key-tokens-of JUDGE adds key"
@@ -396,7 +396,7 @@ def _tables(groups: Groups, rows: Sequence[Row], runs: ScoredRuns, selection: Se
         return in_one_line([*tables.values()])
     if selection.slice == ALL:
         for key, group in groups_of_slice(groups, RECALL, runs).items():
-            recall = _table(key, *group, (), runs, selection)
+            recall = _make_table(key, *group, (), runs, selection)
             key_of_all = replace(key, slice=ALL)
             tables[key_of_all] = _with_recall(tables[key_of_all], recall)
     if len(tables) > 1:
@@ -417,14 +417,14 @@ def _with_recall(table: Table, recall: Table) -> Table:
         return table
     places = {line.label: place for place, line in enumerate(table.lines)}
 
-    def place_of(line: Line) -> int:
+    def place_in_table(line: Line) -> int:
         return places.get(line.label, len(places))
 
-    lines = tuple(sorted(recall.lines, key=place_of))
+    lines = tuple(sorted(recall.lines, key=place_in_table))
     return replace(table, recall=replace(recall, lines=lines, chosen=table.chosen, ranked_at=None))
 
 
-def _table(
+def _make_table(
     key: TableKey,
     sliced: Sequence[Row],
     unsliced: Sequence[Row],

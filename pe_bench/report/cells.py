@@ -43,10 +43,11 @@ def lengths_of_short_table(table: Table) -> list[int]:
     """
     if not has_trained_level(table):
         return list(table.lengths)
-    return [length for length in table.lengths if _is_short_length(length, table)]
+    return [length for length in table.lengths if _is_length_of_short_table(length, table)]
 
 
-def _is_short_length(length: int, table: Table) -> bool:
+def _is_length_of_short_table(length: int, table: Table) -> bool:
+    """Return whether a length has a column in the short form, by the rule of `lengths_of_short_table`."""
     train_length = table.key.train_length
     if length != train_length and length in table.chosen:
         return True
@@ -99,7 +100,9 @@ def value_at(line: Line, length: int, table: Table) -> Cell | None:
         if difference is None or difference.mean is None:
             return None
         is_common = difference.target_hash in ("", common_targets(table.lines, length))
-        return _marked(judged(difference.mean, difference.verdict, sign="+"), is_common=is_common)
+        return _marked_if_other_targets(
+            judged(difference.mean, difference.verdict, sign="+"), is_common=is_common
+        )
     if table.is_task:
         verdict = UNLEARNED if line.unlearned else record.verdict
         return judged(record.level, verdict, record.verdict_of_models)
@@ -107,10 +110,10 @@ def value_at(line: Line, length: int, table: Table) -> Cell | None:
         return None
     verdict = UNLEARNED if line.unlearned == "frequencies" else record.verdict
     cell = judged(record.change, verdict, record.verdict_of_models, "+")
-    return _marked(cell, is_common=table.has_targets_of_levels(record.compared))
+    return _marked_if_other_targets(cell, is_common=table.has_targets_of_levels(record.compared))
 
 
-def _marked(cell: Cell, *, is_common: bool) -> Cell:
+def _marked_if_other_targets(cell: Cell, *, is_common: bool) -> Cell:
     """Return the cell, with the mark `~` if its number is not of the targets of the levels beside it."""
     return cell if is_common else replace(cell, mark=cell.mark + OTHER_TARGETS)
 
@@ -148,7 +151,7 @@ def context_answer(line: Line) -> Cell:
     return verdict_cell("unclear" if len(answers) > 1 else answers.pop())
 
 
-def by_importance(
+def lengths_by_importance(
     lengths: Sequence[int], train_length: int, named: Sequence[int], stops: Iterable[int] = ()
 ) -> list[int]:
     """Return the lengths in the order in which a narrow table keeps them.

@@ -89,10 +89,10 @@ def short(
         # Differences from a baseline are shown at the training length too: its first column has the levels.
         heading = "level\nat" if table.baseline else "at"
         columns.append(Column(f"{heading} {table.key.train_length:,}"))
-        parts.append(_or_missing(cells.level_at_training(line, table) for line in lines))
+        parts.append(_with_missing_cells(cells.level_at_training(line, table) for line in lines))
     for length in lengths:
         columns.append(Column(f"{length:,}"))
-        parts.append(_or_missing(cells.value_at(line, length, table) for line in lines))
+        parts.append(_with_missing_cells(cells.value_at(line, length, table) for line in lines))
     if not (is_narrow or is_small):
         columns.append(WORKS_TO)
         parts.append(works_to)
@@ -100,12 +100,12 @@ def short(
         columns.append(Column("uses\ncontext" if is_narrow else "uses context"))
         parts.append([cells.context_answer(line) for line in lines])
     by_line = zip(*parts, strict=True)
-    rows = [_row_of(line, [*row]) for line, row in zip(lines, by_line, strict=True)]
+    rows = [_dimmed_if_anchor(line, [*row]) for line, row in zip(lines, by_line, strict=True)]
     dropped = [length for length in cells.lengths_of_short_table(table) if length not in lengths]
     return Grid(columns, rows, table.title, table.why, notes.short_notes(table, dropped))
 
 
-def _or_missing(column: Iterable[Cell | None]) -> list[Cell]:
+def _with_missing_cells(column: Iterable[Cell | None]) -> list[Cell]:
     return [cell or Cell(MISSING) for cell in column]
 
 
@@ -135,6 +135,7 @@ def point_text(line: Line, record: Record, table: Table) -> str:
 
 
 def _score_columns(table: Table) -> list[Column]:
+    """Return the columns of the `--details` table of lines and lengths."""
     verdict = Column("verdict", is_left=True)
     half = Column("±")
     level = map(Column, (table.measure.name, "95 %", "accuracy", "ppl"))
@@ -154,14 +155,14 @@ def _score_row(line: Line, record: Record, table: Table) -> list[Cell]:
     row = [
         Cell(line.label),
         Cell(f"{record.length:,}"),
-        _level(line, record, table),
+        _level_cell(line, record, table),
         *_answer_cells(record),
-        _perplexity(record, table),
+        _perplexity_cell(record, table),
         *_number_cells(record.compared, change_verdict, is_common=has_levels_targets),
     ]
     is_common = is_same_set and table.has_common_targets(record)
     row += _number_cells(difference, difference.verdict, is_common=is_common)
-    return _row_of(line, [*row, *_context_cells(record.use), Cell(memory)])
+    return _dimmed_if_anchor(line, [*row, *_context_cells(record.use), Cell(memory)])
 
 
 def _number_cells(number: Number, verdict: str, *, is_common: bool) -> list[Cell]:
@@ -169,7 +170,11 @@ def _number_cells(number: Number, verdict: str, *, is_common: bool) -> list[Cell
 
     is_common: the number is measured on the targets of the levels.
     """
-    return [_signed(number.mean, is_common=is_common), half_width(number.interval), verdict_cell(verdict)]
+    return [
+        _signed_cell(number.mean, is_common=is_common),
+        half_width_cell(number.interval),
+        verdict_cell(verdict),
+    ]
 
 
 def _answer_cells(record: Record) -> list[Cell]:
@@ -181,7 +186,7 @@ def _answer_cells(record: Record) -> list[Cell]:
     return [Cell(f"{low} to {high}"), Cell(cells.number_text(record.answers.accuracy.mean))]
 
 
-def _perplexity(record: Record, table: Table) -> Cell:
+def _perplexity_cell(record: Record, table: Table) -> Cell:
     """Return the perplexity; empty for a task, and on other targets than those of most lines."""
     if record.perplexity is None or record.answers is not None:
         return Cell()
@@ -196,7 +201,7 @@ def _context_cells(use: ContextUse | None) -> list[Cell]:
     return list(map(verdict_cell, answers))
 
 
-def _level(line: Line, record: Record, table: Table) -> Cell:
+def _level_cell(line: Line, record: Record, table: Table) -> Cell:
     """Return the level, marked if the line has not learned; the status if there is no level.
 
     The number of seeds follows the level if it is not the line's: `3.012 (n=2)`. A level on other targets
@@ -214,14 +219,14 @@ def _level(line: Line, record: Record, table: Table) -> Cell:
     return Cell(text)
 
 
-def _row_of(line: Line, row: list[Cell]) -> list[Cell]:
+def _dimmed_if_anchor(line: Line, row: list[Cell]) -> list[Cell]:
     """Return the row of a line; the row of an anchor is dim and has no verdicts."""
     if not line.is_anchor:
         return row
     return [replace(cell, verdict="", colour=mark_of("anchor").colour) for cell in row]
 
 
-def _signed(value: float | None, *, is_common: bool) -> Cell:
+def _signed_cell(value: float | None, *, is_common: bool) -> Cell:
     """Return a number with its sign, and with a mark if it is not of the targets of the levels."""
     if value is None:
         return Cell()
@@ -229,7 +234,7 @@ def _signed(value: float | None, *, is_common: bool) -> Cell:
     return Cell(cells.number_text(value, "+"), mark, value=value)
 
 
-def half_width(interval: Interval | None) -> Cell:
+def half_width_cell(interval: Interval | None) -> Cell:
     if interval is None:
         return Cell()
     half = (interval.high - interval.low) / 2
@@ -269,21 +274,21 @@ def show(
 
 
 def to_markdown(tables: Sequence[Table], *, details: bool = False) -> str:
-    return grids.to_markdown(_documents(tables, details))
+    return grids.to_markdown(_document_grids(tables, details))
 
 
 def to_latex(tables: Sequence[Table], *, details: bool = False) -> str:
     """Return tables for a paper, with the most important lengths and half of the interval of each change."""
     if details:
-        return grids.to_latex(_documents(tables, details))
-    return grids.to_latex([_for_paper(table) for table in tables])
+        return grids.to_latex(_document_grids(tables, details))
+    return grids.to_latex([_paper_grid(table) for table in tables])
 
 
-def _for_paper(table: Table) -> Grid:
+def _paper_grid(table: Table) -> Grid:
     lengths = cells.lengths_of_short_table(table)
     if len(lengths) > MAX_IN_PAPER:
         most = max(MAX_IN_PAPER, len(table.chosen))
-        lengths = sorted(_by_importance(table)[:most])
+        lengths = sorted(_lengths_by_importance(table)[:most])
     grid = _with_best(short(table, lengths), table, lengths)
     headings = {f"{length:,}": length for length in lengths}
     lengths_of_columns = [headings.get(column.heading) for column in grid.columns]
@@ -302,11 +307,11 @@ def _with_interval(cell: Cell, line: Line, length: int | None, table: Table) -> 
     compared = record.baseline if table.baseline else record.compared
     if compared is None or compared.interval is None or not cell.text.startswith(("+", "-", "0")):
         return cell
-    half = half_width(compared.interval)
+    half = half_width_cell(compared.interval)
     return replace(cell, text=f"{cell.text} ± {half.text}")
 
 
-def _documents(tables: Sequence[Table], details: bool) -> list[Grid]:
+def _document_grids(tables: Sequence[Table], details: bool) -> list[Grid]:
     """Return the grids of documents, in which the best of each column is bold."""
     if details:
         return list(chain.from_iterable(map(details_of, tables)))
@@ -368,13 +373,13 @@ def _draw_short(table: Table, width: int) -> list[RenderableType]:
     """Return the lines of the short form, with as many lengths as fit, and the small table of recall."""
     grid = short(table)
     if grid.width() > width:
-        grid = _narrowed(table, width)
+        grid = _fitting_short_form(table, width)
     lines = replace(grid, notes=_few_notes(grid.notes, table)).draw(width)
     if table.recall is None:
         return lines
     if all(record.verdict != "improves" for record in table.recall.records):
         return lines
-    return [*lines, Text(), *_recall(table.recall).draw(width)]
+    return [*lines, Text(), *_recall_grid(table.recall).draw(width)]
 
 
 def _few_notes(below: Sequence[str], table: Table) -> list[str]:
@@ -389,12 +394,12 @@ def _few_notes(below: Sequence[str], table: Table) -> list[str]:
     return [*below[:meanings], *kept, more, *below[meanings + len(caveats) :]]
 
 
-def _narrowed(table: Table, width: int) -> Grid:
+def _fitting_short_form(table: Table, width: int) -> Grid:
     """Return the short form with as many lengths as fit.
 
     Names are folded only if three lengths have no room otherwise.
     """
-    kept = _by_importance(table)
+    kept = _lengths_by_importance(table)
     for count in range(len(kept), 0, -1):
         grid = short(table, sorted(kept[:count]), is_narrow=True)
         if grid.width(folded=count <= MIN_LENGTHS) <= width:
@@ -402,14 +407,14 @@ def _narrowed(table: Table, width: int) -> Grid:
     return short(table, [], is_narrow=True)
 
 
-def _by_importance(table: Table) -> list[int]:
+def _lengths_by_importance(table: Table) -> list[int]:
     stops = [line.break_point.stops_by or 0 for line in table.lines]
-    return cells.by_importance(
+    return cells.lengths_by_importance(
         cells.lengths_of_short_table(table), table.key.train_length, table.chosen, stops
     )
 
 
-def _recall(table: Table) -> Grid:
+def _recall_grid(table: Table) -> Grid:
     """Return the small table of a slice, with the lengths that have controls, and the longest."""
     lengths = cells.lengths_of_short_table(table)
     controlled = {record.length for record in table.records if record.use}

@@ -84,8 +84,8 @@ class Chart:
     def shape(self) -> Literal["linear", "log", "symlog"]:
         """Return the shape of the axis of values.
 
-        Levels are logarithmic where the highest is more than four times the lowest. Changes are beyond the
-        margin where some are large, so that one curve that fails does not flatten the others.
+        Levels are logarithmic where the highest is more than four times the lowest. Changes are logarithmic
+        beyond the margin where some are large, so that one curve that fails does not flatten the others.
         """
         values = [point.value for point in self.points]
         low = min(values, default=0.0)
@@ -195,12 +195,12 @@ def _length_curve(line: Line, table: Table, values: PlotValues) -> Curve:
         points = [_level_point(record.length, record.levels, record.target_hash, record) for record in scored]
     else:
         comparable = [record for record in scored if _is_comparable(record, table)]
-        points = _changes(comparable, table.key.train_length)
+        points = _change_points(comparable, table.key.train_length)
     broken = (point for point in points if point.x == line.break_point.breaks_at)
     return Curve(line.label, tuple(points), next(broken, None))
 
 
-def _changes(records: Sequence[Record], train_length: int) -> list[Point]:
+def _change_points(records: Sequence[Record], train_length: int) -> list[Point]:
     """Return the known changes as points, after a zero at the training length."""
     records = [record for record in records if record.length >= train_length]
     points = []
@@ -223,6 +223,7 @@ def _change_point(record: Record, change: float) -> Point:
 
 
 def _is_comparable(record: Record, table: Table) -> bool:
+    """Return whether a record's change may be drawn: it has no targets, or those of the curve."""
     target_hash = record.compared.target_hash
     return not target_hash or table.is_drawn(record, target_hash)
 
@@ -240,6 +241,7 @@ def _is_drawable(values: Sequence[float]) -> bool:
 def _level_point(
     x: float, levels: Sequence[float], scored_on: str = "", record: Record | None = None
 ) -> Point:
+    """Return the point of levels, one for each seed, with the interval of their mean as its band."""
     values = np.array(levels)
     low, high = student_interval(values)
     if len(levels) == 2:

@@ -101,22 +101,22 @@ def chart_svg(
     shares with its row of the table. texts: for each curve, the texts of its points.
     """
     height = max(ON_PAGE, _names_height(chart))
-    parts: dict[str, list[Attributes]] = {}
+    parts_by_name: dict[str, list[Attributes]] = {}
 
-    def add(part: str, curve: Curve, kind: str) -> None:
-        parts[f"{part} {curve.label}"] = [{"class": kind, "data-line": line_ids[curve.label]}]
+    def add_part(part: str, curve: Curve, kind: str) -> None:
+        parts_by_name[f"{part} {curve.label}"] = [{"class": kind, "data-line": line_ids[curve.label]}]
 
     for curve, texts_of_points in zip(chart.curves, texts, strict=True):
-        add("curve of", curve, f"line {class_of(styles[curve.label])}")
+        add_part("curve of", curve, f"line {class_of(styles[curve.label])}")
         for text in texts_of_points:
             marker = {"class": "marker", "tabindex": "-1", "role": "img", "aria-label": text}
-            parts[f"curve of {curve.label}"].append(marker)
+            parts_by_name[f"curve of {curve.label}"].append(marker)
         for part in ("band", "ring", "break"):
-            add(f"{part} of", curve, f"line {part}")
+            add_part(f"{part} of", curve, f"line {part}")
     for curve in (*chart.curves, *chart.anchors):
-        add("name of", curve, "label")
+        add_part("name of", curve, "label")
     for curve in chart.anchors:
-        add("anchor", curve, "anchor")
+        add_part("anchor", curve, "anchor")
 
     def draw_for_page() -> Figure:
         total = ABOVE + height + BELOW / 2
@@ -125,7 +125,7 @@ def chart_svg(
         _draw_panel(axes, chart, styles, PAGE_PANEL, height, MAX_NAME_ON_PAGE)
         return figure
 
-    return paper.inline_svg(draw_for_page, picture_id, parts)
+    return paper.inline_svg(draw_for_page, picture_id, parts_by_name)
 
 
 def losses_svg(
@@ -152,11 +152,11 @@ def losses_svg(
         axes.set_xlabel("step")
         return figure
 
-    parts: dict[str, list[Attributes]] = {
+    parts_by_name: dict[str, list[Attributes]] = {
         f"losses of {label}": [{"class": f"line {class_of(styles[label])}", "data-line": line_ids[label]}]
         for label, _ in curves
     }
-    return paper.inline_svg(draw_for_page, picture_id, parts)
+    return paper.inline_svg(draw_for_page, picture_id, parts_by_name)
 
 
 def class_of(style: Style) -> str:
@@ -183,10 +183,10 @@ def _draw_panel(axes: Axes, chart: Chart, styles: Styles, width: float, height: 
     axes.margins(SIDES, ABOVE_CURVES)
     for curve in chart.curves:
         style = styles[curve.label]
-        keywords: Keywords = {"color": style.colour, "marker": style.marker, "linestyle": style.stroke}
-        _plot(axes, curve, f"curve of {curve.label}", linewidth=1.6, markersize=5, **keywords)
+        line_keywords: Keywords = {"color": style.colour, "marker": style.marker, "linestyle": style.stroke}
+        _plot_curve(axes, curve, f"curve of {curve.label}", linewidth=1.6, markersize=5, **line_keywords)
     for anchor in chart.anchors:
-        _plot(axes, anchor, f"anchor {anchor.label}", color=paper.GREY, linewidth=0.7, zorder=0.8)
+        _plot_curve(axes, anchor, f"anchor {anchor.label}", color=paper.GREY, linewidth=0.7, zorder=0.8)
     paper.mark_length(axes, chart.train_length, f"training length {chart.train_length:,}")
     _set_values(axes, chart)
     tick_gap = TICK_GAP if max_name == MAX_NAME else TICK_GAP_ON_PAGE
@@ -200,7 +200,7 @@ def _draw_panel(axes: Axes, chart: Chart, styles: Styles, width: float, height: 
     _name_ends(axes, chart, styles, 72 * width, 72 * height, max_name)
 
 
-def _plot(axes: Axes, curve: Curve, gid: str, **keywords: Any) -> None:
+def _plot_curve(axes: Axes, curve: Curve, gid: str, **keywords: Any) -> None:
     """Draw a curve, with a gap where the targets change."""
     for points in curve.segments:
         x = [point.x for point in points]
@@ -218,13 +218,13 @@ def _draw_marks(axes: Axes, curve: Curve, colour: str) -> None:
             axes.fill_between(x, low, high, where=is_known.tolist(), **band)
     ringed = [point for point in curve.points if point.uses_context]
     ring: Keywords = {"marker": "o", "markersize": 10, "markerfacecolor": "none"}
-    _mark(axes, ringed, markeredgecolor=colour, gid=f"ring of {curve.label}", **ring)
+    _plot_marks(axes, ringed, markeredgecolor=colour, gid=f"ring of {curve.label}", **ring)
     broken = [curve.broken_at] if curve.broken_at else []
     cross: Keywords = {"color": BROKEN, "markeredgecolor": "white", "markeredgewidth": 0.5, "markersize": 8}
-    _mark(axes, broken, marker="X", gid=f"break of {curve.label}", **cross)
+    _plot_marks(axes, broken, marker="X", gid=f"break of {curve.label}", **cross)
 
 
-def _mark(axes: Axes, points: Sequence[Point], **style: Any) -> None:
+def _plot_marks(axes: Axes, points: Sequence[Point], **style: Any) -> None:
     if points:
         x = [point.x for point in points]
         values = [point.value for point in points]
@@ -240,9 +240,9 @@ def _name_ends(axes: Axes, chart: Chart, styles: Styles, width: float, height: f
     curves = [*chart.curves, *chart.anchors]
     corner = Point(axes.get_xlim()[1], axes.get_ylim()[0])
     last_points = [curve.points[-1] if curve.points else corner for curve in curves]
-    ends = _shares(axes, last_points)
+    ends = _places_in_axes(axes, last_points)
     places = spread_apart(height * ends[:, 1], NAME_GAP, height)
-    keywords: Keywords = {"va": "center", "annotation_clip": False}
+    text_keywords: Keywords = {"va": "center", "annotation_clip": False}
     for curve, (x, y), place in zip(curves, ends, places, strict=True):
         colour = styles[curve.label].colour if curve in chart.curves else paper.GREY
         stroke: Keywords | None = None
@@ -259,11 +259,11 @@ def _name_ends(axes: Axes, chart: Chart, styles: Styles, width: float, height: f
             color=colour,
             arrowprops=stroke,
             gid=f"name of {curve.label}",
-            **keywords,
+            **text_keywords,
         )
 
 
-def _shares(axes: Axes, points: Sequence[Point]) -> np.ndarray:
+def _places_in_axes(axes: Axes, points: Sequence[Point]) -> np.ndarray:
     """Return the places of points between the axes' ends, as shares of width and height [n, 2]."""
     values = axes.transData.transform([(point.x, point.value) for point in points])
     return axes.transAxes.inverted().transform(values)
@@ -295,20 +295,20 @@ def _set_lengths(axes: Axes, chart: Chart, width: float, gap: float) -> None:
     axes.set_xlim(first, last)
     ticks = sorted(length for length in chart.lengths if first <= length <= last)
     top = axes.get_ylim()[1]
-    shares = _shares(axes, [Point(tick, top) for tick in ticks])
+    shares = _places_in_axes(axes, [Point(tick, top) for tick in ticks])
     places = dict(zip(ticks, width * shares[:, 0], strict=True))
-    labels: dict[int, str] = {}
+    labels_of_ticks: dict[int, str] = {}
 
     def has_room(tick: int, other: int) -> bool:
         letters = len(f"{tick:,}") + len(f"{other:,}")
         apart = abs(places[tick] - places[other])
         return apart >= gap * max(1, LETTER * letters / 2)
 
-    by_importance = sorted(ticks, key=lambda length: (length != chart.train_length, -length))
-    for tick in by_importance:
-        if all(has_room(tick, other) for other in labels):
-            labels[tick] = f"{tick:,}"
-    axes.set_xticks(ticks, [labels.get(tick, "") for tick in ticks])
+    lengths_by_importance = sorted(ticks, key=lambda length: (length != chart.train_length, -length))
+    for tick in lengths_by_importance:
+        if all(has_room(tick, other) for other in labels_of_ticks):
+            labels_of_ticks[tick] = f"{tick:,}"
+    axes.set_xticks(ticks, [labels_of_ticks.get(tick, "") for tick in ticks])
     axes.set_xticks([], minor=True)
 
 
@@ -339,9 +339,9 @@ def _set_values(axes: Axes, chart: Chart) -> None:
         numbers = f".{decimals}f"
     sign = "+" if chart.values == "change" else ""
 
-    def number_at(tick: float, _: float) -> str:
+    def text_of_tick(tick: float, _: float) -> str:
         spec = f"{sign}{numbers}" if tick else numbers
         return f"{tick:{spec}}"
 
-    axes.yaxis.set_major_formatter(number_at)
+    axes.yaxis.set_major_formatter(text_of_tick)
     axes.yaxis.set_minor_locator(NullLocator())

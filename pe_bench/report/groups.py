@@ -100,27 +100,29 @@ def keep_best(rows: Sequence[Row], runs: ScoredRuns, key: str) -> tuple[list[Row
     Raises `UserError` where a run has no validation loss.
     """
     runs.require(rows, key, "--best")
-    compared: dict[tuple[Any, ...], dict[str, dict[int, Row]]] = {}  # the rows to compare, by value and seed
+    compared_rows: dict[
+        tuple[Any, ...], dict[str, dict[int, Row]]
+    ] = {}  # the rows to compare, by value and seed
     for row in one_a_run(rows):
         setting = setting_without(row, runs, (key,))
         alike = (row.encoding, row.data_hash, row.tokenizer, setting, row.steps)
         value = str(runs.value(row, key))
-        compared.setdefault(alike, {}).setdefault(value, {})[row.seed] = row
-    kept: set[str] = set()
-    chosen: list[str] = []
-    for (encoding, *_), values in compared.items():
+        compared_rows.setdefault(alike, {}).setdefault(value, {})[row.seed] = row
+    kept_runs: set[str] = set()
+    choices: list[str] = []
+    for (encoding, *_), values in compared_rows.items():
         losses = {value: _mean_loss(values, value, runs) for value in values}
         best = min(losses, key=losses.__getitem__)
         choice = f"{encoding} {best}"
         if len(values) > 1:
             choice += f" of {', '.join(sorted(values))}"
-        chosen.append(choice)
-        kept |= {row.run for row in values[best].values()}
+        choices.append(choice)
+        kept_runs |= {row.run for row in values[best].values()}
     note = (
-        f"the best {key} of each encoding: {'; '.join(chosen)}. Chosen by the mean validation loss at the "
+        f"the best {key} of each encoding: {'; '.join(choices)}. Chosen by the mean validation loss at the "
         "training length, on documents that are scored here, so levels may be slightly too good"
     )
-    return [row for row in rows if row.run in kept], note
+    return [row for row in rows if row.run in kept_runs], note
 
 
 def _mean_loss(values: Mapping[str, Mapping[int, Row]], value: str, runs: ScoredRuns) -> float:
@@ -148,11 +150,11 @@ def group_rows(rows: Sequence[Row], runs: ScoredRuns, by: Sequence[str]) -> Grou
         chosen = _chosen_values(group, runs, by)
         groups[replace(key, **chosen)] = group
 
-    def rank(key: TableKey) -> tuple[bool, tuple[object, ...]]:
+    def table_order(key: TableKey) -> tuple[bool, tuple[object, ...]]:
         most_tokens = max(row.train_tokens for row in groups[key])
-        return most_tokens <= QUICK_TOKENS, _order(key)
+        return most_tokens <= QUICK_TOKENS, _sort_key(key)
 
-    return {key: groups[key] for key in sorted(groups, key=rank)}
+    return {key: groups[key] for key in sorted(groups, key=table_order)}
 
 
 def _as_first_stage(row: Row, runs: ScoredRuns) -> Row:
@@ -191,7 +193,7 @@ def _table_key(row: Row, runs: ScoredRuns, by: Sequence[str]) -> TableKey:
     return key
 
 
-def _order(key: TableKey) -> tuple[object, ...]:
+def _sort_key(key: TableKey) -> tuple[object, ...]:
     """Return the values that tables are sorted by; protocols and strides count last."""
     last = ("protocol", "stride_rule", "score_dtype")
     first_values = [value for name, value in vars(key).items() if name not in last]
@@ -292,14 +294,14 @@ def labels_by(rows: Sequence[Row], runs: ScoredRuns, by: Sequence[str]) -> Calla
     names = {row.run for row in rows}
     runs_of_later_stages = {name for name in names if runs.folder_of(name).first_stage}
     later_rows = [row for row in rows if row.run in runs_of_later_stages]
-    differing: dict[str, list[str]] = {}
+    differing_keys_of: dict[str, list[str]] = {}
     for encoding, stage_rows in grouped(later_rows, lambda row: row.encoding).items():
         settings = grouped(stage_rows, lambda row: row.setting)
         keys = differing_keys(settings.values(), runs) if len(settings) > 1 else []
         ignored = {*SOURCES, *by}
-        differing[encoding] = [key for key in keys if key not in ignored]
+        differing_keys_of[encoding] = [key for key in keys if key not in ignored]
 
-    def part(row: Row, key: str) -> str:
+    def key_text(row: Row, key: str) -> str:
         if key == "model" and is_checkpoint(row.model):
             return f"of {name_of_checkpoint(row.model, _size_of_checkpoint(row, runs))}"
         return f"{key}={runs.value(row, key)}"
@@ -307,8 +309,8 @@ def labels_by(rows: Sequence[Row], runs: ScoredRuns, by: Sequence[str]) -> Calla
     def label(row: Row) -> str:
         keys = [*by]
         if row.run in runs_of_later_stages:
-            keys += differing[row.encoding]
-        return " ".join(part(row, key) for key in keys)
+            keys += differing_keys_of[row.encoding]
+        return " ".join(key_text(row, key) for key in keys)
 
     return label
 
@@ -317,10 +319,10 @@ def newest_run(rows: Iterable[Row], results_dir: Path) -> Path | None:
     """Return the run of these rows that finished last; quick runs count as the oldest."""
     finished = {run.name: number for number, run in enumerate(finished_runs(results_dir))}
 
-    def age(row: Row) -> tuple[bool, int]:
+    def order_of_finishing(row: Row) -> tuple[bool, int]:
         return row.train_tokens > QUICK_TOKENS, finished.get(row.run, -1)
 
-    newest = max(one_a_run(rows), key=age, default=None)
+    newest = max(one_a_run(rows), key=order_of_finishing, default=None)
     return None if newest is None else results_dir / "runs" / newest.run
 
 
@@ -401,16 +403,16 @@ def differing_keys(groups: Iterable[Sequence[Row]], runs: ScoredRuns) -> list[st
     """Return the keys of training and model whose values differ between groups of rows."""
     values_of_groups: list[dict[str, set[str]]] = []
     for rows in groups:
-        values: dict[str, set[str]] = {}
+        values_of_keys: dict[str, set[str]] = {}
         for run in dict.fromkeys(map(BY_RUN, rows)):
             for key, value in runs.folder_of(run).flat_config.items():
-                values.setdefault(key, set()).add(str(value))
-        values_of_groups.append(values)
+                values_of_keys.setdefault(key, set()).add(str(value))
+        values_of_groups.append(values_of_keys)
     keys = dict.fromkeys(chain.from_iterable(values_of_groups))
     keys.pop("train.length", None)  # lines of one table have one training length
     differing = []
     for key in filter(_is_setting, keys):
-        first, *others = [values.get(key) for values in values_of_groups]
+        first, *others = [values_of_keys.get(key) for values_of_keys in values_of_groups]
         if any(other != first for other in others):
             differing.append(key)
     return differing

@@ -149,19 +149,21 @@ def _make_line(
     row_of = {row.run: row for row in source.unsliced}
     counted_on = {name: row_of[first] for name, first in references.items() if first in row_of}
     scores = [row for row in source.unsliced if row.run in names]
-    lacks: Unlearned = "" if is_anchor else unlearned(scores, source.runs, counted_on)
-    records, gains_nothing = _records(
-        levels, controls, references, source.train_length, source, lacks, is_anchor
+    not_learned: Unlearned = "" if is_anchor else unlearned(scores, source.runs, counted_on)
+    records, gains_nothing = _records_of_lengths(
+        levels, controls, references, source.train_length, source, not_learned, is_anchor
     )
     judged = records
     judged_from = source.train_length
     if stage is not None:
         judged_from = stage.longest
-        judged, gains_nothing = _records(levels, controls, themselves, judged_from, source, lacks, is_anchor)
+        judged, gains_nothing = _records_of_lengths(
+            levels, controls, themselves, judged_from, source, not_learned, is_anchor
+        )
         for length, record in records.items():
             records[length] = replace(record, use=judged[length].use)
     break_point = BreakPoint()
-    if not is_anchor and lacks not in ("frequencies", "task"):
+    if not is_anchor and not_learned not in ("frequencies", "task"):
         break_point = find_break_point(judged, judged_from)
     seeds = {row.seed for row in levels}
     speeds = {row.run: row.tokens_per_second for row in levels}
@@ -182,16 +184,16 @@ def _make_line(
         line,
         break_point=break_point,
         reads_nothing=gains_nothing,
-        positions=_positions([row for row in rows if row.protocol == POSITIONS and has_number(row)]),
+        positions=_levels_by_position([row for row in rows if row.protocol == POSITIONS and has_number(row)]),
         forced=first.forced,
         knows_length=any(row.knows_length and has_number(row) for row in levels),
-        unlearned=lacks,
+        unlearned=not_learned,
         is_anchor=is_anchor,
         longest=0 if stage is None else stage.longest,
     )
 
 
-def _records(
+def _records_of_lengths(
     scored: Sequence[Row],
     controls: Sequence[Row],
     references: Mapping[str, str],
@@ -208,14 +210,14 @@ def _records(
     that has not learned its task at the training length is not judged at longer lengths.
     """
 
-    def trained_at(length: int, rows: Sequence[Row]) -> list[Row]:
+    def rows_as_trained(length: int, rows: Sequence[Row]) -> list[Row]:
         as_trained = [row for row in rows if is_as_trained(row) and row.length == length]
         return [row for row in as_trained if row.run in references.values()]
 
-    trained = trained_at(train_length, source.rows)
+    trained = rows_as_trained(train_length, source.rows)
     # The gain describes the weights: another encoding may be worse only at a quarter of the length.
-    quarter = trained_at(quarter_of(train_length), source.unsliced)
-    whole = trained_at(train_length, source.unsliced)
+    quarter = rows_as_trained(quarter_of(train_length), source.unsliced)
+    whole = rows_as_trained(train_length, source.unsliced)
     gain = paired(pairs_of(quarter, whole), source.runs)
     is_judged = not is_anchor and lacks != "frequencies"
     controls_at = grouped(controls, lambda row: row.length)
@@ -321,7 +323,7 @@ def _with_verdicts(
     )
 
 
-def _positions(rows: Sequence[Row]) -> tuple[Position, ...]:
+def _levels_by_position(rows: Sequence[Row]) -> tuple[Position, ...]:
     """Return the levels by position of the set of windows with the longest context; empty without rows."""
     if not rows:
         return ()
@@ -364,7 +366,7 @@ def with_baseline(lines: Sequence[Line], baseline: str, source: Source) -> list[
             record = line.records.get(length)
             if line is base or record is None or not record.levels:
                 continue
-            difference = _difference(line, base, length, source.runs)
+            difference = _difference_from_baseline(line, base, length, source.runs)
             differences[number] = difference
             if difference.interval is not None and not line.is_anchor:
                 intervals[number] = difference.interval.mirrored if is_task else difference.interval
@@ -381,7 +383,7 @@ def lengths_of(lines: Sequence[Line]) -> list[int]:
     return sorted(set().union(*(line.records for line in lines)))
 
 
-def _difference(line: Line, base: Line, length: int, runs: ScoredRuns) -> Number:
+def _difference_from_baseline(line: Line, base: Line, length: int, runs: ScoredRuns) -> Number:
     """Return the difference of a line's level from the baseline's at a length, seed by seed."""
     rows = [row for row in line.rows if row.length == length]
     base_rows = [row for row in base.rows if row.length == length]
@@ -431,7 +433,7 @@ def ordered(lines: Sequence[Line], sort: str | None, loss: Measure = BITS) -> Or
     is_task = any(map(_is_of_task, lines))
     if sort is None and is_task:
         text = "in order of the length that a line works to, then of its mean over lengths"
-        return Order(sorted(by_name, key=_reach), None, text, is_caveat=False)
+        return Order(sorted(by_name, key=_task_reach), None, text, is_caveat=False)
     asked = None if sort is None else int(sort)
     is_scored = asked is not None and any(_level_at(line, asked) is not None for line in lines)
     length = asked if is_scored else _longest_of_most(lines)
@@ -473,7 +475,7 @@ def _level_at(line: Line, length: int) -> float | None:
     return None if record is None else record.level
 
 
-def _reach(line: Line) -> tuple[bool, int, float]:
+def _task_reach(line: Line) -> tuple[bool, int, float]:
     """Return the sort key of a line of a task: how far the line works, then its mean level.
 
     Levels at one length rarely differ: at most lengths all lines solve the task, or no line does.

@@ -56,9 +56,9 @@ def meanings_of_words(table: Table) -> list[str]:
         notes.append(slice_text(table))
     notes += _notes_that_hold(NOT_LEARNED, table)
     if len(table.lines) > 1:
-        notes += _target_sets(table)
+        notes += _target_set_notes(table)
     if not table.baseline:
-        notes.append(_sets_of_their_own(table))
+        notes.append(_own_targets_note(table))
     points = [cells.works_to(line) for line in table.lines]
     notes += _break_point_texts(table)
     if any("^" in cell.mark for cell in points):
@@ -153,12 +153,12 @@ def _numbers_text(table: Table) -> str:
 
 def _marks_text(table: Table) -> str:
     """Return the meanings of the marks after numbers; empty if no number can have a mark."""
-    shown: list[Cell] = []
+    shown_cells: list[Cell] = []
     for line, length in product(table.lines, cells.lengths_of_short_table(table)):
         cell = cells.value_at(line, length, table)
         if cell is not None:
-            shown.append(cell)
-    has_verdicts = any(cell.verdict not in ("", cells.UNLEARNED) for cell in shown)
+            shown_cells.append(cell)
+    has_verdicts = any(cell.verdict not in ("", cells.UNLEARNED) for cell in shown_cells)
     if table.baseline:
         unmarked = "same"
         words = ("worse", "better", "unclear")
@@ -170,7 +170,7 @@ def _marks_text(table: Table) -> str:
         words = ("degrades", "fails", "improves", "unclear")
     else:
         return ""
-    marks = {cell.mark.removesuffix(cells.OTHER_TARGETS) for cell in shown}
+    marks = {cell.mark.removesuffix(cells.OTHER_TARGETS) for cell in shown_cells}
     seen = set().union(*marks)
     parts = [f"no mark {unmarked}"]
     for word in words:
@@ -231,8 +231,8 @@ def with_notes(table: Table, source: Source, order: Order) -> Table:
     notes += map(Note, _caveats(table, rows, source.runs))
     notes += unclear_notes(table, unsliced, source.runs)
     notes += map(Note, _notes_that_hold(SCORED_WITH, table))
-    notes += _missing_values(table)
-    notes += _offsets(table, rows)
+    notes += _missing_value_notes(table)
+    notes += _offset_notes(table, rows)
     notes.append(Note(table.lacking))
     notes = [note for note in notes if note.text]
     texts = dict.fromkeys(note.text for note in notes)
@@ -245,9 +245,9 @@ def _caveats(table: Table, rows: Sequence[Row], runs: ScoredRuns) -> Iterator[st
     for row in one_a_run(rows):
         config = runs.folder_of(row.run).flat_config
         if "checkpoint.source" in config:
-            yield _checkpoint(row, config)
+            yield _checkpoint_note(row, config)
     yield from _missing_number_notes(table.lines)
-    yield from _not_scored(table)
+    yield from _not_scored_notes(table)
     yield OF_PROTOCOL.get(table.key.protocol, "")
     if table.measure is NATS:
         yield LOSSY
@@ -321,7 +321,7 @@ def _notes_that_hold(kinds: Kinds, table: Table) -> Iterator[str]:
             yield text.format(which=_first_labels(labels, table.lines), names=", ".join(labels), **facts)
 
 
-def _checkpoint(row: Row, config: Mapping[str, Any]) -> str:
+def _checkpoint_note(row: Row, config: Mapping[str, Any]) -> str:
     """Return a note on a Hugging Face model, which pe-bench did not train."""
     length_from = str(config.get("checkpoint.train_length_from"))
     trained = config.get("checkpoint.train_length") or row.train_length
@@ -367,23 +367,23 @@ def _missing_number_notes(lines: Sequence[Line]) -> Iterator[str]:
             yield f"{word}: {line.label} at {lengths}: {reason}"
 
 
-def _not_scored(table: Table) -> Iterator[str]:
-    """Yield the lines without a score at lengths that other lines of the short form have."""
+def _not_scored_notes(table: Table) -> Iterator[str]:
+    """Yield a note on lines without a score at lengths that other lines of the short form have."""
     shown = {*cells.lengths_of_short_table(table), table.key.train_length}.intersection(table.lengths)
-    lacking: dict[tuple[int, ...], list[str]] = {}
+    lines_by_lengths: dict[tuple[int, ...], list[str]] = {}
     for line in table.lines:
         lengths = tuple(sorted(shown.difference(line.records)))
         if lengths:
-            lacking.setdefault(lengths, []).append(line.label)
-    for lengths, labels in lacking.items():
+            lines_by_lengths.setdefault(lengths, []).append(line.label)
+    for lengths, labels in lines_by_lengths.items():
         yield f"-: not scored: {few_names(labels)} at {list_lengths(lengths)}"
 
 
 # Documents and targets
 
 
-def _target_sets(table: Table) -> Iterator[str]:
-    """Yield the lengths at which levels are of different text from line to line."""
+def _target_set_notes(table: Table) -> Iterator[str]:
+    """Yield a note on the lengths at which levels are of different text from line to line."""
     labels_at = {length: tuple(on_other_targets(table.lines, length)) for length in table.lengths}
     for labels in dict.fromkeys(filter(None, labels_at.values())):
         alike = [length for length in table.lengths if labels_at[length] == labels]
@@ -393,7 +393,7 @@ def _target_sets(table: Table) -> Iterator[str]:
         )
 
 
-def _sets_of_their_own(table: Table) -> str:
+def _own_targets_note(table: Table) -> str:
     """Return a note on lengths whose changes have other targets than the levels at the training length."""
     train_length = table.key.train_length
     labels: list[str] = []
@@ -413,18 +413,18 @@ def _sets_of_their_own(table: Table) -> str:
 # Missing numbers
 
 
-def _missing_values(table: Table) -> Iterator[Note]:
+def _missing_value_notes(table: Table) -> Iterator[Note]:
     """Yield the changes, intervals, differences and answers on context that are missing, and why."""
-    places: dict[tuple[str, str], dict[str, list[int]]] = {}
+    places_of_reasons: dict[tuple[str, str], dict[str, list[int]]] = {}
     for line in table.lines:
         for length, record in sorted(line.records.items()):
             change = "no change" if record.change is None else "a change without an interval"
             kinds = {change: record.compared, "no comparison": record.baseline, CONTEXT: record.use}
             for kind, part in kinds.items():
                 if part is not None and part.missing:
-                    lengths_of_lines = places.setdefault((kind, part.missing), {})
+                    lengths_of_lines = places_of_reasons.setdefault((kind, part.missing), {})
                     lengths_of_lines.setdefault(line.label, []).append(length)
-    for (kind, reason), lengths_of_lines in places.items():
+    for (kind, reason), lengths_of_lines in places_of_reasons.items():
         if kind == CONTEXT:
             which = _first_labels(lengths_of_lines, table.lines)
             yield Note(f"{kind}{which}: {reason}", is_caveat=False)
@@ -435,18 +435,18 @@ def _missing_values(table: Table) -> Iterator[Note]:
             yield Note(f"{kind}: {names} at {list_lengths(lengths)}: {reason}", is_caveat)
 
 
-def _offsets(table: Table, rows: Sequence[Row]) -> Iterator[Note]:
+def _offset_notes(table: Table, rows: Sequence[Row]) -> Iterator[Note]:
     """Yield the changes of the level at the training length under the offset control: all positions later."""
-    labels: dict[tuple[str, str], str] = {}
+    labels_of_runs: dict[tuple[str, str], str] = {}
     for line in table.lines:
         for run in line.runs:
-            labels[run, line.scored_with] = line.label
+            labels_of_runs[run, line.scored_with] = line.label
     levels = {}
     for row in rows:
         if row.control == "none" and row.length == row.train_length:
             levels[row.run, row.scored_with, row.target_hash] = level_of(row)
     for row in rows:
-        label = labels.get((row.run, row.scored_with))
+        label = labels_of_runs.get((row.run, row.scored_with))
         if row.control != "offset" or label is None:
             continue
         level = level_of(row)

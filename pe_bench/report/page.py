@@ -50,7 +50,7 @@ def to_html(
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    style, script = _resource("style.css"), _resource("script.js")
+    style, script = _template_text("style.css"), _template_text("script.js")
     lines = chain.from_iterable(table.lines for table in tables)
     styles = styles_of(line.label for line in lines)
     return templates.get_template("page.html.jinja").render(
@@ -58,7 +58,7 @@ def to_html(
         style=style,
         script=script,
         policy=_policy(style, script),
-        sections=[_section(table, f"{number}", styles, losses) for number, table in enumerate(tables)],
+        sections=[_section_values(table, f"{number}", styles, losses) for number, table in enumerate(tables)],
         probes=[grid_of(table) for table in probes],
     )
 
@@ -77,20 +77,20 @@ def describe_result(table: Table) -> str:
 def _describe_recall(table: Table) -> str:
     """Return the gains of copying and of the best line on recall targets; empty if unknown."""
     longest = max(table.lengths, default=0)
-    gains: dict[str, float] = {}
+    recall_gains: dict[str, float] = {}
     for line in table.shown_lines:
         record = line.records.get(longest)
         if line.encoding == TRIGRAM or record is None or record.change is None:
             continue
-        gains[line.label] = -record.change
-    copying_gain = gains.pop(COPYING, 0.0)
+        recall_gains[line.label] = -record.change
+    copying_gain = recall_gains.pop(COPYING, 0.0)
     is_recall = table.key.slice == RECALL
-    if not is_recall or copying_gain <= 0 or not gains:
+    if not is_recall or copying_gain <= 0 or not recall_gains:
         return ""
-    best = max(gains, key=gains.__getitem__)
+    best = max(recall_gains, key=recall_gains.__getitem__)
     gain = f"{number_text(copying_gain)} {table.key.loss.unit}"
     copying = f"On recall targets copying gains {gain} at {longest:,} tokens"
-    return f"{copying}; {best} gains {number_text(gains[best])}."
+    return f"{copying}; {best} gains {number_text(recall_gains[best])}."
 
 
 def _describe_holding(table: Table) -> str:
@@ -117,7 +117,7 @@ def _describe_holding(table: Table) -> str:
     return text
 
 
-def _section(table: Table, prefix: str, styles: Mapping[str, Style], losses: Losses) -> dict[str, Any]:
+def _section_values(table: Table, prefix: str, styles: Mapping[str, Style], losses: Losses) -> dict[str, Any]:
     """Return the values of a table's section, by their names in the template.
 
     prefix: the beginning of the ids of its lines and pictures. Of each line there are the cells, and the
@@ -125,12 +125,12 @@ def _section(table: Table, prefix: str, styles: Mapping[str, Style], losses: Los
     """
     grid = short(table)
     line_ids: dict[str, str] = {}
-    classes: dict[str, str] = {}
+    classes_of_lines: dict[str, str] = {}
     lines = []
     for number, (line, row) in enumerate(zip(table.shown_lines, grid.rows, strict=True)):
         line_ids[line.label] = f"{prefix}-{number}"
-        classes[line.label] = "anchor" if line.is_anchor else class_of(styles[line.label])
-        lines.append((line.label, row[1:], _details(line, table)))
+        classes_of_lines[line.label] = "anchor" if line.is_anchor else class_of(styles[line.label])
+        lines.append((line.label, row[1:], _details_of_line(line, table)))
     charts = [chart_of(table), chart_over_position(table)]
     if not table.is_task:
         charts.insert(1, chart_of(table, "change"))
@@ -144,7 +144,7 @@ def _section(table: Table, prefix: str, styles: Mapping[str, Style], losses: Los
     return {
         "table": table,
         "key_of": line_ids,
-        "classes": classes,
+        "classes": classes_of_lines,
         "result": describe_result(table),
         "pictures": pictures,
         "losses": Markup(losses_picture),
@@ -157,7 +157,7 @@ def _section(table: Table, prefix: str, styles: Mapping[str, Style], losses: Los
     }
 
 
-def _details(line: Line, table: Table) -> list[Grid]:
+def _details_of_line(line: Line, table: Table) -> list[Grid]:
     """Return the details of one line, without its name."""
     grids = [grid.without_empty() for grid in details_of(table, [line])]
     return [grid.chosen(range(1, len(grid.columns))) for grid in grids]
@@ -181,16 +181,19 @@ def _point_text(curve: Curve, point: Point, chart: Chart) -> str:
     return point_text(line, line.records[int(point.x)], chart.table)
 
 
-def _resource(name: str) -> Markup:
+def _template_text(name: str) -> Markup:
+    """Return the text of a file in the folder of templates."""
     return Markup(files(PACKAGE).joinpath("templates", name).read_text(encoding="utf-8"))
 
 
 def _policy(style: str, script: str) -> str:
     """Return a content security policy that allows only the page's own style and script."""
-    return f"default-src 'none'; img-src data:; style-src {_source(style)}; script-src {_source(script)}"
+    return (
+        f"default-src 'none'; img-src data:; style-src {_source_of(style)}; script-src {_source_of(script)}"
+    )
 
 
-def _source(text: str) -> str:
+def _source_of(text: str) -> str:
     """Return the source expression of a content security policy that allows only this text."""
     digest = hashlib.sha256(text.encode()).digest()
     return f"'sha256-{base64.b64encode(digest).decode()}'"

@@ -13,7 +13,7 @@ from rich.console import Console
 from pe_bench.errors import RunError
 from pe_bench.render import grid as grids
 from pe_bench.render.grid import MISSING, Cell, Column, Grid
-from pe_bench.report.columns import NAME, half_width
+from pe_bench.report.columns import NAME, half_width_cell
 from pe_bench.report.groups import Selection, explain_separation, labels_by
 from pe_bench.report.marks import verdict_cell
 from pe_bench.report.records import TableKey, label_of, short_label_of
@@ -80,7 +80,7 @@ def probe_tables(
     """Return a table for each group of a probe's rows of which the selection shows a part."""
 
     @cache
-    def read(row: Row) -> Scores:
+    def read_scores(row: Row) -> Scores:
         return load_scores(score_file(runs.folder_of(row.run).path, row))
 
     def is_shown(row: Row) -> bool:
@@ -94,7 +94,7 @@ def probe_tables(
     by = labels_by(list(chain.from_iterable(shown.values())), runs, selection.by)
     tables = []
     for number, (key, rows) in enumerate(shown.items()):
-        table = _table(key, rows, _short_labels(rows, by), read)
+        table = _make_table(key, rows, _short_labels(rows, by), read_scores)
         if len(shown) > 1:
             table = replace(table, why=explain_separation(number, list(shown)))
         tables.append(table)
@@ -106,19 +106,19 @@ def _short_labels(rows: Sequence[Row], by: Label) -> Label:
 
     by: labels a row by other values that tell its line from others.
     """
-    longs: dict[str, set[str]] = {}
+    labels_by_short: dict[str, set[str]] = {}
     for row in rows:
-        longs.setdefault(short_label_of(row), set()).add(label_of(row))
+        labels_by_short.setdefault(short_label_of(row), set()).add(label_of(row))
 
     def label(row: Row) -> str:
         short = short_label_of(row)
-        name = short if len(longs[short]) == 1 else label_of(row)
+        name = short if len(labels_by_short[short]) == 1 else label_of(row)
         return f"{name} {by(row)}".rstrip()
 
     return label
 
 
-def _table(key: TableKey, rows: Sequence[Row], label: Label, read: Read) -> ProbeTable:
+def _make_table(key: TableKey, rows: Sequence[Row], label: Label, read: Read) -> ProbeTable:
     """Return the table of a group of rows.
 
     Shown are the windows that most rows have at each length and depth; of several such sets, the largest.
@@ -128,8 +128,8 @@ def _table(key: TableKey, rows: Sequence[Row], label: Label, read: Read) -> Prob
     common = _common_depths(shown)
     lines = []
     for name, line_rows in sorted(grouped(shown, label).items()):
-        lines.append(_line(name, line_rows, common, read))
-    notes = _notes(lines)
+        lines.append(_make_line(name, line_rows, common, read))
+    notes = _missing_number_notes(lines)
     left_out = set(map(label, rows)) - {line.label for line in lines}
     if left_out:
         names = ", ".join(sorted(left_out))
@@ -157,29 +157,33 @@ def _common_depths(rows: Sequence[Row]) -> set[tuple[int, float]]:
     A line's number at a length is the mean over these depths.
     """
     counts = Counter(map(_length_and_depth, rows))
-    most: dict[int, int] = {}
+    most_rows_at_length: dict[int, int] = {}
     for (length, _), count in counts.items():
-        most[length] = max(count, most.get(length, 0))
-    return {(length, depth) for (length, depth), count in counts.items() if count == most[length]}
+        most_rows_at_length[length] = max(count, most_rows_at_length.get(length, 0))
+    return {
+        (length, depth) for (length, depth), count in counts.items() if count == most_rows_at_length[length]
+    }
 
 
-def _line(label: str, rows: Sequence[Row], common: Collection[tuple[int, float]], read: Read) -> ProbeLine:
+def _make_line(
+    label: str, rows: Sequence[Row], common: Collection[tuple[int, float]], read: Read
+) -> ProbeLine:
     """Return a line from its rows. common: the lengths and depths of the numbers over all depths."""
     ordered = sorted(rows, key=lambda row: (*_length_and_depth(row), row.run, row.control))
-    runs_at: dict[tuple[int, float], Mapping[str, Sequence[Row]]] = {}
+    rows_by_run_at: dict[tuple[int, float], Mapping[str, Sequence[Row]]] = {}
     for at, rows_at in grouped(ordered, _length_and_depth).items():
-        runs_at[at] = grouped(rows_at, BY_RUN)
+        rows_by_run_at[at] = grouped(rows_at, BY_RUN)
     findings: dict[tuple[int, float | None], Found | str] = {}
     for length in dict.fromkeys(row.length for row in ordered):
         places = [place for place in sorted(common) if place[0] == length]
-        findings[length, None] = _find([runs_at.get(place, {}) for place in places], read)
-    for at, rows_of_runs in runs_at.items():
-        findings[at] = _find([rows_of_runs], read)
+        findings[length, None] = _finding_of_runs([rows_by_run_at.get(place, {}) for place in places], read)
+    for at, rows_of_runs in rows_by_run_at.items():
+        findings[at] = _finding_of_runs([rows_of_runs], read)
     runs = sorted({row.run for row in rows})
     return ProbeLine(label, rows[0].scored_with, tuple(runs), findings)
 
 
-def _find(depths: Sequence[Mapping[str, Sequence[Row]]], read: Read) -> Found | str:
+def _finding_of_runs(depths: Sequence[Mapping[str, Sequence[Row]]], read: Read) -> Found | str:
     """Return the findings of runs at these depths together, or the reason why there is no number.
 
     depths: for each depth, the two rows of each run: with the span, and with the span replaced. A run counts
@@ -205,7 +209,7 @@ def _find(depths: Sequence[Mapping[str, Sequence[Row]]], read: Read) -> Found | 
         return str(error)
     first_rows = [rows[runs[0]][0] for rows in depths]
     windows = max(row.targets for row in first_rows) // ANSWER
-    return _judge(with_span, without, windows, first_rows[0].chance or 0.0)
+    return _judge_spans(with_span, without, windows, first_rows[0].chance or 0.0)
 
 
 def _join_depths(parts: Sequence[Scores]) -> Scores:
@@ -231,7 +235,9 @@ def _join_depths(parts: Sequence[Scores]) -> Scores:
     return Scores(nll[order], document[order], size[order], is_correct[order])
 
 
-def _judge(with_span: Sequence[Scores], without: Sequence[Scores], windows: int, chance: float) -> Found:
+def _judge_spans(
+    with_span: Sequence[Scores], without: Sequence[Scores], windows: int, chance: float
+) -> Found:
     """Return the finding from the scores of each run, with the span and without.
 
     windows: the number of windows at each depth.
@@ -239,7 +245,7 @@ def _judge(with_span: Sequence[Scores], without: Sequence[Scores], windows: int,
     clusters = with_span[0].clusters
     documents = len(clusters.documents)
     count = documents if clusters.segments == 1 else windows
-    gain = paired_interval(_bits(without) - _bits(with_span))
+    gain = paired_interval(_bits_by_cluster(without) - _bits_by_cluster(with_span))
     right = _shares_right(with_span)
     right_without = _shares_right(without)
     accuracy = share_interval(right, count)
@@ -248,7 +254,7 @@ def _judge(with_span: Sequence[Scores], without: Sequence[Scores], windows: int,
     return Found(gain, accuracy, lift, float(right_without.mean()), windows, documents, verdict)
 
 
-def _bits(scores_of_runs: Sequence[Scores]) -> np.ndarray:
+def _bits_by_cluster(scores_of_runs: Sequence[Scores]) -> np.ndarray:
     """Return bits per byte, float64 [runs, clusters]."""
     return np.stack([scores.by_cluster()[1] for scores in scores_of_runs])
 
@@ -290,15 +296,15 @@ def judge_finding(gain: Interval, accuracy: Interval, lift: Interval, chance: fl
     return "partly" if lift.low > 0 and accuracy.low > chance else "unclear"
 
 
-def _notes(lines: Sequence[ProbeLine]) -> list[str]:
+def _missing_number_notes(lines: Sequence[ProbeLine]) -> list[str]:
     """Return a sentence for each reason why numbers are missing."""
-    places_of: dict[str, list[str]] = {}
+    places_by_reason: dict[str, list[str]] = {}
     for line in lines:
         for (length, depth), finding in line.found.items():
             if depth is None and isinstance(finding, str):
                 place = f"{line.label} at {length:,}"
-                places_of.setdefault(finding, []).append(place)
-    return [f"no number for {', '.join(places)}: {reason}" for reason, places in places_of.items()]
+                places_by_reason.setdefault(finding, []).append(place)
+    return [f"no number for {', '.join(places)}: {reason}" for reason, places in places_by_reason.items()]
 
 
 # Tables
@@ -314,14 +320,14 @@ def grid_of(table: ProbeTable) -> Grid:
     for line, length in product(table.lines, table.lengths):
         if (length, None) not in line.found:
             continue
-        row = [Cell(line.label), Cell(f"{length:,}"), *_cells(line.found[length, None])]
+        row = [Cell(line.label), Cell(f"{length:,}"), *_finding_cells(line.found[length, None])]
         for depth in table.depths:
-            row.append(_accuracy(line.found.get((length, depth))))
+            row.append(_accuracy_cell(line.found.get((length, depth))))
         rows.append(row)
     return Grid(columns, rows, table.title, table.why, _legend(table), keys=2)
 
 
-def _cells(finding: Found | str) -> list[Cell]:
+def _finding_cells(finding: Found | str) -> list[Cell]:
     if isinstance(finding, str):
         return [Cell(MISSING)] * 6
     gain = finding.gain
@@ -329,10 +335,10 @@ def _cells(finding: Found | str) -> list[Cell]:
     bounds = f"{100 * accuracy.low:.0f} to {_percent(accuracy.high)}"
     gain_cell = Cell(f"{gain.mean:+.3f}", value=gain.mean)
     shares = map(Cell, (_percent(accuracy.mean), bounds, _percent(finding.without)))
-    return [gain_cell, half_width(gain), *shares, verdict_cell(finding.verdict)]
+    return [gain_cell, half_width_cell(gain), *shares, verdict_cell(finding.verdict)]
 
 
-def _accuracy(finding: Found | str | None) -> Cell:
+def _accuracy_cell(finding: Found | str | None) -> Cell:
     if isinstance(finding, Found):
         return Cell(_percent(finding.accuracy.mean))
     return Cell(MISSING)

@@ -236,7 +236,7 @@ class Line:
 
 def label_of(scored: Row | Line) -> str:
     """Return the name of the trained encoding, and of the encoding of the scores if it is another."""
-    return _label(scored, scored.scored_with)
+    return _label_with(scored, scored.scored_with)
 
 
 def short_label_of(scored: Row | Line) -> str:
@@ -244,10 +244,10 @@ def short_label_of(scored: Row | Line) -> str:
     name, *options = BEFORE_AN_OPTION.split(scored.scored_with)
     shared = BEFORE_AN_OPTION.split(scored.encoding)[1:]
     own = [option for option in options if option not in shared]
-    return _label(scored, " ".join([name, *own]))
+    return _label_with(scored, " ".join([name, *own]))
 
 
-def _label(scored: Row | Line, scored_with: str) -> str:
+def _label_with(scored: Row | Line, scored_with: str) -> str:
     if scored.scored_with == scored.encoding:
         return scored.encoding
     label = f"{scored.encoding} -> {scored_with}"
@@ -260,12 +260,12 @@ def common_targets(lines: Iterable[Line], length: int) -> str:
     They are the targets of most lines that are scored as they were trained, or of most lines if no such line
     has a level. Of several such sets, the larger is taken.
     """
-    records: dict[bool, list[Record]] = {True: [], False: []}
+    records_by_training: dict[bool, list[Record]] = {True: [], False: []}
     for line in lines:
         record = line.records.get(length)
         if record is not None and record.levels and not line.is_anchor:
-            records[line.scored_with == line.encoding].append(record)
-    chosen = records[True] or records[False]
+            records_by_training[line.scored_with == line.encoding].append(record)
+    chosen = records_by_training[True] or records_by_training[False]
     sets = Counter((record.targets, record.target_hash) for record in chosen)
     _, target_hash = max(sets, key=lambda each: (sets[each], each), default=(0, ""))
     return target_hash
@@ -411,6 +411,7 @@ class Table:
 
     @property
     def all_lines(self) -> tuple[Line, ...]:
+        """Return the lines of encodings, then the lines of anchors."""
         return (*self.lines, *self.anchors)
 
     @property
@@ -424,6 +425,7 @@ class Table:
 
     @property
     def shown_lines(self) -> tuple[Line, ...]:
+        """Return the lines of encodings, then the anchors that people see."""
         return (*self.lines, *self.shown_anchors)
 
     def _needs_trigram(self, trigram: Line) -> bool:

@@ -194,7 +194,7 @@ def difference_of_shares(differences: np.ndarray, count: int) -> Interval:
     if np.ptp(differences) > 0 or interval.documents == 1:
         return interval
     unseen = 1 - ((1 - CONFIDENCE) / 2) ** (1 / count)
-    spread = Spread((unseen / _critical(interval.documents, CONFIDENCE)) ** 2, 0.0, 0.0)
+    spread = Spread((unseen / _critical_t(interval.documents, CONFIDENCE)) ** 2, 0.0, 0.0)
     return replace(interval, low=interval.mean - unseen, high=interval.mean + unseen, spread=spread)
 
 
@@ -295,11 +295,12 @@ def student_interval(values: np.ndarray) -> Bounds:
         return -math.inf, math.inf
     mean = float(np.mean(values))
     deviation = float(np.std(values, ddof=1))
-    half = _critical(count, CONFIDENCE) * deviation / math.sqrt(count)
+    half = _critical_t(count, CONFIDENCE) * deviation / math.sqrt(count)
     return mean - half, mean + half
 
 
 def _comparison(low: float, high: float, margin: float) -> Comparison:
+    """Return the verdict on a difference from a baseline, by the bounds of its interval."""
     if low > margin:
         return "worse"
     if high < -margin:
@@ -313,6 +314,7 @@ def _above_zero(gain: Interval) -> bool:
 
 
 def _spread(differences: np.ndarray) -> Spread:
+    """Return the spread of a mean of differences [seeds, documents]."""
     seeds, documents = differences.shape
     seed_means = differences.mean(axis=1)
     document_means = differences.mean(axis=0)
@@ -323,7 +325,7 @@ def _spread(differences: np.ndarray) -> Spread:
         return Spread(_variance(seed_means) / seeds, 1.0, skewness)
     by_seed = _variance(seed_means) / seeds
     by_document = _variance(document_means) / documents
-    rest = _rest(differences, seed_means, document_means) / differences.size
+    rest = _mean_square_of_residuals(differences, seed_means, document_means) / differences.size
     # The difference can come out below its own parts, even below zero: no less than either part.
     variance = max(by_seed + by_document - rest, by_seed, by_document)
     seed_share = by_seed / (by_seed + by_document) if variance > 0 else 0.0
@@ -331,7 +333,7 @@ def _spread(differences: np.ndarray) -> Spread:
 
 
 def _with_sizes(differences: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """Return values with the plain mean, and its spread, of the mean weighted by sizes [documents].
+    """Return values whose plain mean and spread are those of the mean weighted by sizes [documents].
 
     Both are [seeds, documents]. A document's value is the seed's weighted mean plus, by the jackknife, the
     influence of the document on that mean.
@@ -344,8 +346,9 @@ def _with_sizes(differences: np.ndarray, sizes: np.ndarray) -> np.ndarray:
 
 
 def _bounds(mean: float, spread: Spread, seeds: int, documents: int, confidence: float) -> Bounds:
-    by_seed = spread.seed_share * _critical(seeds, confidence) ** 2
-    by_document = (1 - spread.seed_share) * _critical(documents, confidence) ** 2
+    """Return the bounds of a mean at a level of confidence, as the top of this module explains."""
+    by_seed = spread.seed_share * _critical_t(seeds, confidence) ** 2
+    by_document = (1 - spread.seed_share) * _critical_t(documents, confidence) ** 2
     lean = min(1.0, SKEW_WEIGHT * abs(spread.skewness) / math.sqrt(documents))
     quantile = float(ndtri((1 + confidence) / 2))
     widening = 1 + (lean * quantile) ** 2
@@ -356,7 +359,9 @@ def _bounds(mean: float, spread: Spread, seeds: int, documents: int, confidence:
     return mean - wide, mean + plain
 
 
-def _rest(differences: np.ndarray, seed_means: np.ndarray, document_means: np.ndarray) -> float:
+def _mean_square_of_residuals(
+    differences: np.ndarray, seed_means: np.ndarray, document_means: np.ndarray
+) -> float:
     """Return the mean square of the residuals, which neither the seed nor the document explains."""
     residual = differences - seed_means[:, None] - document_means[None, :]
     residual += differences.mean()
@@ -364,7 +369,7 @@ def _rest(differences: np.ndarray, seed_means: np.ndarray, document_means: np.nd
     return float(np.sum(residual**2)) / freedom
 
 
-def _critical(count: int, confidence: float) -> float:
+def _critical_t(count: int, confidence: float) -> float:
     """Return Student's t for the mean of `count` values; 0 for a single one, which has no spread."""
     if count <= 1:
         return 0.0
@@ -373,6 +378,7 @@ def _critical(count: int, confidence: float) -> float:
 
 
 def _variance(values: np.ndarray) -> float:
+    """Return the unbiased variance of values [n]."""
     return float(np.var(values, ddof=1))
 
 

@@ -17,38 +17,38 @@ MAX_LINES = 3  # the most lines that the short form names
 
 def unclear_notes(table: Table, rows: Sequence[Row], runs: ScoredRuns) -> Iterator[Note]:
     """Yield the upper bounds of unclear changes or differences, and the commands that would settle them."""
-    bounds = _bounds(table)
+    bounds = _upper_bounds(table)
     # Targets of the whole set, of which a slice has only some.
     targets = max((row.targets for row in rows if has_number(row)), default=0)
-    everywhere: list[str] = []
+    all_places: list[str] = []
     ways_out = [] if table.key.is_of_checkpoints else ["more seeds"]  # a checkpoint has no seeds
     numbers = f"differences from {table.baseline}" if table.baseline else "changes"
-    texts: list[str] = []
+    note_texts: list[str] = []
     for by_seeds, highs_of_lines in sorted(bounds.items()):
         where = []
         for label, highs in highs_of_lines.items():
             highest = max(highs.values())
             where.append(f"{label} at {list_lengths(highs)} (at most {highest:+.3f})")
-        everywhere += where
+        all_places += where
         way_out = "Most of this is how seeds differ: train more seeds"
         if not by_seeds:
-            options = _options(table, rows, 4 * targets)
+            options = _target_options(table, rows, 4 * targets)
             ways_out.append(options.strip() or "more eval.tokens")
-            way_out = _more_targets(table, rows, runs, options)
-        texts.append(f"unclear {numbers}: {'; '.join(where)}. {way_out}")
-    if not texts:
+            way_out = _more_targets_text(table, rows, runs, options)
+        note_texts.append(f"unclear {numbers}: {'; '.join(where)}. {way_out}")
+    if not note_texts:
         return
     against = f" against {table.baseline}" if table.baseline else ""
-    named = ", ".join(everywhere[:MAX_LINES])
-    if len(everywhere) > MAX_LINES:
-        named += f" and {len(everywhere) - MAX_LINES} more"
+    named = ", ".join(all_places[:MAX_LINES])
+    if len(all_places) > MAX_LINES:
+        named += f" and {len(all_places) - MAX_LINES} more"
     way_out = " or ".join(dict.fromkeys(ways_out))
-    yield Note(texts[0], short=f"unclear{against}: {named}; {way_out}")
-    for text in texts[1:]:
+    yield Note(note_texts[0], short=f"unclear{against}: {named}; {way_out}")
+    for text in note_texts[1:]:
         yield Note(text, is_caveat=False)
 
 
-def _bounds(table: Table) -> dict[bool, dict[str, dict[int, float]]]:
+def _upper_bounds(table: Table) -> dict[bool, dict[str, dict[int, float]]]:
     """Return the upper bounds of unclear changes or differences.
 
     They are by the main source of the interval's width (whether it is seeds), by line, and by length.
@@ -70,8 +70,8 @@ def _bounds(table: Table) -> dict[bool, dict[str, dict[int, float]]]:
     return bounds
 
 
-def _options(table: Table, rows: Sequence[Row], targets: int) -> str:
-    """Return the options of `eval` that score so many targets; empty for a protocol without target blocks."""
+def _target_options(table: Table, rows: Sequence[Row], targets: int) -> str:
+    """Return the options of `eval` for this number of targets; empty for a protocol without target blocks."""
     block = rows[0].target_tokens
     if rows[0].protocol != "paired" or not block:
         return ""
@@ -83,22 +83,22 @@ def _options(table: Table, rows: Sequence[Row], targets: int) -> str:
     return options
 
 
-def _more_targets(table: Table, rows: Sequence[Row], runs: ScoredRuns, options: str) -> str:
+def _more_targets_text(table: Table, rows: Sequence[Row], runs: ScoredRuns, options: str) -> str:
     """Return a sentence with the commands that score more targets, by `options`, or more text without any."""
     if not options:
         return "More text would narrow these: raise eval.tokens"
     encodings = {line.encoding for line in table.lines}
     shown = [row for row in rows if row.encoding in encodings]
     # An encoding after --with has to fit each run of its command.
-    rows_of: dict[str, list[Row]] = {}
+    rows_of_commands: dict[str, list[Row]] = {}
     for run_rows in grouped(shown, BY_RUN).values():
         labels = {row.scored_with for row in run_rows if row.scored_with != row.encoding}
         words = [f" --with {shlex.quote(label)}" for label in sorted(labels)]
         if any(row.forced for row in run_rows):
             words.append(" --force")
-        rows_of.setdefault("".join(words), []).extend(run_rows)
+        rows_of_commands.setdefault("".join(words), []).extend(run_rows)
     commands = []
-    for words, rows_alike in rows_of.items():
+    for words, rows_alike in rows_of_commands.items():
         commands.append(_eval_command(rows_alike, runs, words + options))
     way_out = f"score them again with{options}"
     if all(commands):

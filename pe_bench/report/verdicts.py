@@ -60,13 +60,13 @@ AS_CHANGES = {"solves": "holds", "partial": "degrades", "chance": "fails"}
 def pairs_of(rows: Sequence[Row], others: Sequence[Row], key: Callable[[Row], object] = BY_RUN) -> list[Pair]:
     """Return the pairs of a row and another row on the same targets with the same key, by default the run."""
 
-    def match(row: Row) -> tuple[object, str, str]:
+    def pairing_key(row: Row) -> tuple[object, str, str]:
         return key(row), row.target_hash, row.slice_hash
 
-    other_of = {match(row): row for row in others if has_number(row)}
+    other_of = {pairing_key(row): row for row in others if has_number(row)}
     pairs = []
     for row in filter(has_number, rows):
-        other = other_of.get(match(row))
+        other = other_of.get(pairing_key(row))
         if other is not None:
             pairs.append((row, other))
     return pairs
@@ -107,7 +107,7 @@ def paired(pairs: Sequence[Pair], runs: ScoredRuns, missing: str = "") -> Number
     first = pairs[0][0]
     targets = min(row.targets for row, _ in pairs)
     try:
-        differences = np.stack([_difference(*pair, runs) for pair in pairs])
+        differences = np.stack([_difference_by_document(*pair, runs) for pair in pairs])
         means = runs.means(first)
     except RunError as error:
         means_of_pairs = [level_of(row) - level_of(other) for row, other in pairs]
@@ -129,20 +129,20 @@ def paired(pairs: Sequence[Pair], runs: ScoredRuns, missing: str = "") -> Number
 
 
 def paired_changes(changes: Sequence[Pair], others: Sequence[Pair], runs: ScoredRuns) -> Number:
-    """Return the mean of the first changes minus the others, seed by seed.
+    """Return the mean of `changes` minus `others`, seed by seed.
 
     A change is a pair of a row and its reference.
     """
     try:
-        differences = np.stack([_difference(*pair, runs) for pair in changes])
-        differences -= np.stack([_difference(*pair, runs) for pair in others])
+        differences = np.stack([_difference_by_document(*pair, runs) for pair in changes])
+        differences -= np.stack([_difference_by_document(*pair, runs) for pair in others])
         interval = paired_interval(differences, runs.means(changes[0][0]).sizes)
     except RunError as error:
         return Number(missing=str(error))
     return Number(interval.mean, interval)
 
 
-def _difference(row: Row, other: Row, runs: ScoredRuns) -> np.ndarray:
+def _difference_by_document(row: Row, other: Row, runs: ScoredRuns) -> np.ndarray:
     """Return `row` minus `other` in bits per byte, for each document or piece of one, float64 [n].
 
     Raises `RunError` if the documents differ, or if no target stands for a byte of the text.
@@ -165,14 +165,14 @@ def _difference(row: Row, other: Row, runs: ScoredRuns) -> np.ndarray:
 
 def find_break_point(records: Mapping[int, Record], train_length: int) -> BreakPoint:
     """Return the break point of a line whose records have their verdicts."""
-    judged: dict[int, Record] = {}
+    judged_records: dict[int, Record] = {}
     for length, record in sorted(records.items()):
         # The training length has a verdict only if it is scored with an encoding that was not trained.
         if length > train_length or (length == train_length and record.verdict):
-            judged[length] = record
-    verdicts = {length: _as_change(record.verdict) for length, record in judged.items()}
+            judged_records[length] = record
+    verdicts = {length: _as_change(record.verdict) for length, record in judged_records.items()}
     held = holds_up_to(verdicts)
-    point = _working_lengths(judged, held, train_length)
+    point = _working_lengths(judged_records, held, train_length)
     claimed = (*HELD, *BROKEN, "unclear")
     broken = breaks_at({length: verdict for length, verdict in verdicts.items() if verdict in claimed})
     if broken is not None:
@@ -253,6 +253,7 @@ def share_answers(right: np.ndarray, exact: np.ndarray, chance: float) -> Answer
 
 
 def judge_answers(answers: Answers) -> TaskVerdict:
+    """Return the verdict on a task's answers, by the rule at the top of this module."""
     if answers.exact.low > SOLVED:
         return "solves"
     if answers.accuracy.high < answers.chance + NEAR_CHANCE:
@@ -266,13 +267,13 @@ def _interval_of_examples(shares: np.ndarray) -> Interval:
     high = interval.high
     # If some examples are right in part, the spread between examples shows how far their mean may be off.
     if np.isin(shares, (0, 1)).all():
-        wilson_low, wilson_high = _wilson(interval.mean, interval.documents)
+        wilson_low, wilson_high = _wilson_bounds(interval.mean, interval.documents)
         low = min(low, wilson_low)
         high = max(high, wilson_high)
     return replace(interval, low=max(0.0, low), high=min(1.0, high))
 
 
-def _wilson(share: float, count: int) -> tuple[float, float]:
+def _wilson_bounds(share: float, count: int) -> tuple[float, float]:
     """Return the bounds of Wilson's interval of a share of `count` examples."""
     z = float(ndtri((1 + CONFIDENCE) / 2))
     shrunk = 1 + z**2 / count
@@ -394,6 +395,7 @@ def has_few_targets(row: Row) -> bool:
 
 
 def _unlearned_task(rows: Sequence[Row], runs: ScoredRuns) -> Unlearned:
+    """Return `task` if the rows of a task are not sure to solve the task; empty if they are, or unknown."""
     if not rows:
         return ""
     try:

@@ -73,11 +73,11 @@ def scores_checkpoint(run: RunFolder, name: str) -> bool:
 
 def finished_runs(results_dir: Path) -> list[Path]:
     """Return the runs with a `result.json`, in the order in which they finished."""
-    times: dict[Path, int] = {}
+    finish_times: dict[Path, int] = {}
     for run in folders_of_runs(results_dir):
         with suppress(OSError):  # not finished, or not readable, which the reader of its rows reports
-            times[run] = (run / "result.json").lstat().st_mtime_ns
-    return sorted(times, key=times.__getitem__)
+            finish_times[run] = (run / "result.json").lstat().st_mtime_ns
+    return sorted(finish_times, key=finish_times.__getitem__)
 
 
 def tagged_runs(results_dir: Path, tag: str) -> list[Path]:
@@ -97,12 +97,12 @@ def runs_of_sweep(run: Path, results_dir: Path) -> list[Path]:
     """Return the finished runs of the newest sweep that made or scored a run; only the run if none did."""
     finished = {each.name: each for each in finished_runs(results_dir)}
     for sweep in sorted((results_dir / "sweeps").glob("*"), reverse=True):
-        names: list[str] = []
+        names_of_sweep: list[str] = []
         for path in sorted((sweep / "jobs").glob("[0-9]*.json")):
             with suppress(RunError, OSError, ValueError, TypeError, AttributeError):
-                names.append(Path(read_json(path)["run"]).name)
-        if run.name in names:
-            return [finished[name] for name in dict.fromkeys(names) if name in finished]
+                names_of_sweep.append(Path(read_json(path)["run"]).name)
+        if run.name in names_of_sweep:
+            return [finished[name] for name in dict.fromkeys(names_of_sweep) if name in finished]
     return [run]
 
 
@@ -116,12 +116,12 @@ def find_run(name: str, results_dir: Path) -> Path:
 
 def without_tries(runs: list[Path]) -> list[Path]:
     """Leave out runs scored on half of the documents, as the runs of `try` are, unless all runs are such."""
-    whole: list[Path] = []
+    runs_on_all_documents: list[Path] = []
     for run in runs:
         half = RunFolder(run).flat_config.get("eval.half")
         if half in (None, "both"):
-            whole.append(run)
-    return whole or runs
+            runs_on_all_documents.append(run)
+    return runs_on_all_documents or runs
 
 
 def find_runs(
@@ -178,12 +178,12 @@ def _runs_named(typed: str, results_dir: Path, *, anywhere: bool) -> list[Path]:
         require(bool(scored), f"no finished run of {typed} in {folder}: {way_out}")
         return scored
     name = typed.rstrip("/")
-    ways: tuple[Callable[[Path], bool], ...] = (
+    selections: tuple[Callable[[Path], bool], ...] = (
         lambda run: run.name == name,
         lambda run: encoding_in(run.name) == name,
         lambda run: fnmatch.fnmatch(run.name, f"{name}*"),
     )
-    for is_selected in ways if name else ():
+    for is_selected in selections if name else ():
         if selected := [run for run in runs if is_selected(run)]:
             return [*map(_require_finished, selected)] if anywhere else selected
     if typed and os.path.isfile(os.path.join(typed, "config.yaml")):  # whatever was typed is no error here
@@ -192,10 +192,10 @@ def _runs_named(typed: str, results_dir: Path, *, anywhere: bool) -> list[Path]:
         is_here = run.parent == folder.resolve()
         require(anywhere or is_here, f"the run {typed} is not one of {folder}: {way_out}")
         return [run if anywhere else folder / run.name]
-    raise UserError(f"no finished run '{typed}' in {folder}: {_way_out(typed)}")
+    raise UserError(f"no finished run '{typed}' in {folder}: {_advice_for_unknown_name(typed)}")
 
 
-def _way_out(typed: str) -> str:
+def _advice_for_unknown_name(typed: str) -> str:
     """Return the advice for a name that no run has, such as KEY=VALUE."""
     key, is_key, value = typed.partition("=")
     option = OPTIONS.get(key.removeprefix("eval."))
@@ -235,7 +235,7 @@ class Condition:
             return is_number(value) and is_ordered(float(value), float(self.values[0]))
         names = names_of_label(str(value)) if self.key in LABELS else (value,)
         pairs = product(names, self.values)
-        is_equal = any(_equal(name, pattern) for name, pattern in pairs)
+        is_equal = any(_matches_pattern(name, pattern) for name, pattern in pairs)
         return is_equal is (self.sign == "=")
 
 
@@ -278,7 +278,7 @@ def names_of_label(label: str) -> tuple[str, ...]:
     return label, name, re.sub(r"@[0-9a-f]+", "", name)
 
 
-def _equal(value: Any, pattern: str) -> bool:
+def _matches_pattern(value: Any, pattern: str) -> bool:
     if is_number(value) and is_number(pattern):
         return float(value) == float(pattern)
     text = "" if value is None else str(value)
@@ -429,7 +429,7 @@ class ScoredRuns:
 
     def slice_rows(self, rows: Iterable[Row], name: str) -> list[Row]:
         """Return the rows of a slice for rows of all targets, run by run; none for runs without the slice."""
-        found: list[Row] = []
+        rows_of_slice: list[Row] = []
         for run, rows_of_run in grouped(rows, BY_RUN).items():
-            found += self.folder_of(run).means.rows_of_slice(rows_of_run, name)
-        return found
+            rows_of_slice += self.folder_of(run).means.rows_of_slice(rows_of_run, name)
+        return rows_of_slice

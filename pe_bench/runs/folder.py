@@ -128,10 +128,10 @@ class FirstStage:
         values = check_type(values, dict[str, Any] | None, "first_stage")
         if values is None:
             return None
-        checked: dict[str, Any] = {}
+        checked_facts: dict[str, Any] = {}
         for name, kind in FirstStage.__annotations__.items():
-            checked[name] = check_type(values.get(name), kind, name)
-        first = FirstStage(**checked)
+            checked_facts[name] = check_type(values.get(name), kind, name)
+        first = FirstStage(**checked_facts)
         # A stranger's file may have a path in place of a name, which could lead anywhere.
         is_visible = not first.run.startswith(".")
         is_name = NAME.fullmatch(first.run) is not None and is_visible
@@ -192,15 +192,15 @@ class RunFolder:
     @cached_property
     def validation_loss(self) -> float | None:
         """Return the last validation loss of train.csv, in nats per token; None without one."""
-        losses = self._logged("validation_loss")
+        losses = self._log_column("validation_loss")
         return losses[-1][1] if losses else None
 
     @property
     def losses(self) -> list[tuple[int, float]]:
         """Return the training losses of the logged steps, in nats per token."""
-        return self._logged("loss")
+        return self._log_column("loss")
 
-    def _logged(self, name: str) -> list[tuple[int, float]]:
+    def _log_column(self, name: str) -> list[tuple[int, float]]:
         """Return the numbers of a column of train.csv with their steps; empty for a damaged file."""
         with suppress(*UNREADABLE, KeyError, csv.Error):
             text = read_regular(self.path / "train.csv")
@@ -219,8 +219,8 @@ class RunFolder:
 
 def folders_in(runs: Path) -> Callable[[str], RunFolder]:
     """Return a function from a run's name to its `RunFolder`, the same object at every call."""
-    folders: dict[str, RunFolder] = {}
-    return lambda name: folders.setdefault(name, RunFolder(runs / name))
+    folder_by_name: dict[str, RunFolder] = {}
+    return lambda name: folder_by_name.setdefault(name, RunFolder(runs / name))
 
 
 def flat(values: dict[Any, Any], prefix: str = "") -> dict[str, Any]:
@@ -318,7 +318,7 @@ class Unfinished:
 
 def read_unfinished(results_dir: Path) -> list[Unfinished]:
     """Return the unfinished evaluations of Hugging Face models, without unreadable ones."""
-    found: list[Unfinished] = []
+    unfinished: list[Unfinished] = []
     for run in folders_of_runs(results_dir):
         folder = RunFolder(run)
         source = folder.flat_config.get("checkpoint.source")
@@ -332,8 +332,8 @@ def read_unfinished(results_dir: Path) -> list[Unfinished]:
             done = {row.length for row in rows if row.control == "none"}
             missing = wanted - done
             text = f"not finished: {source}: {len(missing)} of {len(wanted)} lengths missing"
-            found.append(Unfinished(folder, rows, f"{text}; the same pe-bench eval goes on"))
-    return found
+            unfinished.append(Unfinished(folder, rows, f"{text}; the same pe-bench eval goes on"))
+    return unfinished
 
 
 def read_result(run: Path) -> dict[str, Any] | None:

@@ -40,7 +40,7 @@ def import_runs(folders: Iterable[str | Path], results_dir: Path) -> Imported:
     with Lock(results / "import.lock"):
         for folder in (results / "runs", results / "anchors"):
             _remove_leftovers(folder)
-        imported = _import(runs, results)
+        imported = _copy_checked_runs(runs, results)
     gather_and_warn(results)
     return imported
 
@@ -52,17 +52,18 @@ def _remove_leftovers(folder: Path) -> None:
             shutil.rmtree(leftover)
 
 
-def _import(runs: Sequence[Path], results: Path) -> Imported:
+def _copy_checked_runs(runs: Sequence[Path], results: Path) -> Imported:
+    """Check each run and copy it into a folder of results; return what became of each."""
     imported = Imported()
     for run in runs:
         target = results / "runs" / run.name
         try:
-            _check(run)
+            _check_run(run)
             if os.path.lexists(target):
                 require(read_result(target) is not None, "it is not finished here: finish it, or delete it")
                 imported.present.append(run.name)
             else:
-                _copy(run, target)
+                _copy_whole(run, target)
                 imported.copied.append(run.name)
         except (RunError, UserError, OSError) as error:
             imported.refused[run.name] = first_line(error)
@@ -81,7 +82,7 @@ def _runs_in(folder: Path) -> list[Path]:
     return [file.parent for file in files]
 
 
-def _check(run: Path) -> None:
+def _check_run(run: Path) -> None:
     """Raise `UserError` for a run that is not finished or not readable, and for the rows of another run."""
     is_name = NAME.fullmatch(run.name) is not None
     require(is_name, f"{run.name!a} is not a valid run name")
@@ -96,7 +97,7 @@ def _check(run: Path) -> None:
     require(not counted, f"its eval.csv has rows of {counted}, which is counted and no run")
 
 
-def _copy(source: Path, target: Path) -> None:
+def _copy_whole(source: Path, target: Path) -> None:
     """Copy a folder whole or not at all. Raise `RunError` for one with links."""
     check_files(source)
     temporary = target.with_name(f"{TEMPORARY}{secrets.token_hex(4)}")

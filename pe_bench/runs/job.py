@@ -45,9 +45,8 @@ class Job:
     model: "LanguageModel"
     # The first stage of the run's family; None if the run is the first stage.
     first: "FirstStage | None" = None
-    source: Path | None = (
-        None  # the parent from whose weights training starts; later these weights' checkpoint
-    )
+    # The parent from whose weights training starts; later these weights' checkpoint.
+    source: Path | None = None
     kept: dict[str, Any] | None = None  # the facts of the parent for source.json
     missing: str = ""  # why the parent was not found
     tokens_per_second: float = 0.0  # the pace of the run's training
@@ -68,7 +67,7 @@ def identity(
     options that equal the constructors' defaults. A parent is represented by its name when it was trained,
     even if its folder was renamed.
     """
-    train = _changed(config.train, TrainConfig())
+    train = _changed_values(config.train, TrainConfig())
     train["steps"] = config.train.total_steps
     source = train.pop("source", None)
     if source is not None:
@@ -77,7 +76,7 @@ def identity(
         "version": IDENTITY_VERSION,
         "encoding": encoding_options,
         "seed": config.seed,
-        "model": _changed(config.model, ModelConfig()),
+        "model": _changed_values(config.model, ModelConfig()),
         "train": train,
         "data": data_hash,
         "precision": train_dtype,
@@ -96,8 +95,8 @@ def setting(identity: dict[str, Any]) -> str:
 
     The parent's name is left out too, because it contains a seed, and the number of parts of a step.
     """
-    parts = {**identity, "train": _without(identity["train"], NOT_SETTING)}
-    return hashed(_without(parts, ("encoding", "seed")))
+    parts = {**identity, "train": _without_keys(identity["train"], NOT_SETTING)}
+    return hashed(_without_keys(parts, ("encoding", "seed")))
 
 
 def hashed(value: Any) -> str:
@@ -106,12 +105,12 @@ def hashed(value: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
-def _changed(section: Any, defaults: Any) -> dict[str, Any]:
+def _changed_values(section: Any, defaults: Any) -> dict[str, Any]:
     """Return the values of a configuration's section that change weights and differ from their defaults."""
-    values = _without(dataclasses.asdict(section), NOT_IDENTITY)
+    values = _without_keys(dataclasses.asdict(section), NOT_IDENTITY)
     default = dataclasses.asdict(defaults)
     return {key: value for key, value in values.items() if value != default[key]}
 
 
-def _without(values: dict[str, Any], keys: Collection[str]) -> dict[str, Any]:
+def _without_keys(values: dict[str, Any], keys: Collection[str]) -> dict[str, Any]:
     return {key: value for key, value in values.items() if key not in keys}

@@ -41,7 +41,7 @@ def keep_run(run: Path, rows: Sequence[Row], target: Path) -> None:
 
 
 def keep_anchors(anchors: Path, rows: Sequence[Row], target: Path) -> None:
-    """Write the rows of anchors with which rows of runs are compared to folders in `target`."""
+    """Write the rows of the anchors that rows of runs are compared with, to folders in `target`."""
     stored = read_anchors(anchors)
     keys = {anchor_key(row) for row in rows}
     rows_of: dict[str, list[Row]] = {}
@@ -65,12 +65,12 @@ def _keep_config(run: Path, target: Path) -> None:
         tokenizer = replace(config.tokenizer, name=path.name)
         about = replace(config.checkpoint, source=_without_folders(config.checkpoint.source))
         config = replace(config, checkpoint=about, tokenizer=tokenizer)
-    names: dict[str, str] = {}
+    folder_names: dict[str, str] = {}
     for key in ("path", "validation_path"):
         path = getattr(config.data, key)
         if path:
-            names[key] = Path(path).name
-    data = replace(config.data, **names)
+            folder_names[key] = Path(path).name
+    data = replace(config.data, **folder_names)
     kept = replace(config, results_dir="results", cache_dir=None, data=data)
     write_config(target, kept, resolves=False)
 

@@ -49,7 +49,7 @@ class Source:
         of the child, without its parent.
         """
         train = config.train
-        tokens = _in_short(train.total_steps * train.batch_tokens)
+        tokens = _short_count(train.total_steps * train.batch_tokens)
         has_own_length = train.length != self.config.train.length
         at = f"at {train.length} " if has_own_length or train.beside else ""
         longest = train.length
@@ -111,17 +111,17 @@ def _is_condition(word: str) -> bool:
 def _kept_sources(word: str, config: Config, data_hash: str) -> Iterator[Source]:
     """Yield the deleted parents of existing runs that a name, path or condition selects."""
     path = Path(word)
-    where: list[Condition] = []
+    conditions: list[Condition] = []
     if _is_condition(word):
-        where = [parse_condition(part) for part in word.split(",")]
+        conditions = [parse_condition(part) for part in word.split(",")]
     runs = Path(config.results_dir) / "runs"
     for file in sorted(runs.glob(f"*/{KEPT}")):
         source = _read_kept(file)
         if source is None or source.run.exists():
             continue
-        if where:
+        if conditions:
             is_alike = source.data_hash == data_hash and _is_alike(source.config, config)
-            is_meant = is_alike and all(_holds(one, source) for one in where)
+            is_meant = is_alike and all(_source_meets(one, source) for one in conditions)
         elif len(path.parts) > 1:
             is_meant = source.run == path.resolve()
         else:
@@ -142,7 +142,7 @@ def _read_kept(file: Path) -> Source | None:
     return None
 
 
-def _holds(condition: Condition, source: Source) -> bool:
+def _source_meets(condition: Condition, source: Source) -> bool:
     """Return whether a deleted parent meets a condition.
 
     False for a condition on anything but its configuration.
@@ -193,7 +193,7 @@ def _is_alike(source: Config, config: Config) -> bool:
     return source.seed == config.seed and one == other
 
 
-def _in_short(count: int) -> str:
+def _short_count(count: int) -> str:
     """Return a number of tokens as `128k` or `1.15M`."""
     for size, unit in ((1_000_000, "M"), (1_000, "k")):
         if count >= size:

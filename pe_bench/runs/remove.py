@@ -17,7 +17,7 @@ def runs_named(names: Iterable[str], results_dir: Path) -> list[Path]:
     Raises `UserError` if no run has one of the names.
     """
     runs = folders_of_runs(results_dir)
-    found: list[Path] = []
+    selected_runs: list[Path] = []
     for typed in names:
         name = Path(typed).name
         selected = [run for run in runs if run.name == name]
@@ -27,8 +27,8 @@ def runs_named(names: Iterable[str], results_dir: Path) -> list[Path]:
             selected = [run for run in runs if fnmatch.fnmatch(run.name, f"{name}*")]
         if not selected or not name:
             raise UserError(f"no run '{typed}' in {results_dir / 'runs'}: see `pe-bench list runs`")
-        found += selected
-    return list(dict.fromkeys(found))
+        selected_runs += selected
+    return list(dict.fromkeys(selected_runs))
 
 
 def needed_by(runs: Sequence[Path], results_dir: Path) -> dict[Path, list[str]]:
@@ -36,7 +36,7 @@ def needed_by(runs: Sequence[Path], results_dir: Path) -> dict[Path, list[str]]:
 
     A run needs its parent and its first stage. Runs that are to be deleted themselves are left out.
     """
-    needed: dict[Path, list[str]] = {}
+    names_of_needing_runs: dict[Path, list[str]] = {}
     for other in folders_of_runs(results_dir):
         if other in runs:
             continue
@@ -49,8 +49,8 @@ def needed_by(runs: Sequence[Path], results_dir: Path) -> dict[Path, list[str]]:
             parents.add(folder.first_stage.run)
         for run in runs:
             if run.name in parents:
-                needed.setdefault(run, []).append(other.name)
-    return needed
+                names_of_needing_runs.setdefault(run, []).append(other.name)
+    return names_of_needing_runs
 
 
 def remove_runs(runs: Iterable[Path], results_dir: Path) -> None:

@@ -28,7 +28,7 @@ class Row:
 
     run: str
     encoding: str
-    scored_with: str
+    scored_with: str  # the label of the encoding under which the weights were scored
     forced: bool  # scored by --force, with an encoding that is not compatible with the trained one
     knows_length: bool  # the encoding is given the final length of each text
     seed: int
@@ -37,7 +37,7 @@ class Row:
     train_length: int
     length: int
     protocol: str
-    control: str
+    control: str  # `none`, or the control that changed the windows
     stride: int | None  # the stride of the sliding protocol, at this length
     stride_rule: str  # how the stride was chosen: half (of the length), or the number in eval.stride
     status: str  # ok, undefined, out_of_memory, failed
@@ -45,7 +45,7 @@ class Row:
     nll: float | None
     perplexity: float | None
     bits_per_byte: float | None
-    context_mean: float | None
+    context_mean: float | None  # the mean number of tokens that a target sees
     targets: int
     target_tokens: int | None  # the tokens in a target block of the paired protocol
     documents: int
@@ -64,7 +64,7 @@ class Row:
     threads: int
     torch: str
     pe_bench: str
-    git: str
+    git: str  # the commit of a checkout of pe-bench
     date: str
     encoding_lr: float = 1.0  # the rate at which the encoding's parameters learned, over train.lr
     slice: str = "all"  # the part of the targets that the numbers are of; a run's own file has all targets

@@ -260,15 +260,15 @@ def keep_slices(run: Path, masks: Mapping[str, Masks], judge: str = "") -> None:
     targets. Only the holder of the run's lock may call this.
     """
     kept = read_means(run)
-    new: dict[str, np.ndarray] = {}
+    new_masks: dict[str, np.ndarray] = {}
     for target_hash, slices in masks.items():
         for name, mask in slices.items():
-            new[f"{target_hash} {name}"] = mask
+            new_masks[f"{target_hash} {name}"] = mask
     scored = [row for row in read_rows(run / "eval.csv") if row.status == "ok"]
     rows = [row for row in scored if row.protocol not in (*APART, TASK)]
-    if new or any(kept.of(row) is None for row in rows):
-        judges = {**kept.judges, **dict.fromkeys(new, judge)}
-        _write_means(run, rows, {**kept.slices, **new}, judges)
+    if new_masks or any(kept.of(row) is None for row in rows):
+        judges = {**kept.judges, **dict.fromkeys(new_masks, judge)}
+        _write_means(run, rows, {**kept.slices, **new_masks}, judges)
 
 
 @dataclass(frozen=True)
@@ -279,9 +279,8 @@ class Means:
     bits: np.ndarray  # per byte, float64 [clusters]; nats per token if a tokenizer loses text
     level: float  # the level of the row, in the same unit
     segments: int  # the number of segments of each document
-    sizes: np.ndarray | None = (
-        None  # bytes of each cluster, its weight, float64 [clusters]; None: equal weights
-    )
+    # Bytes of each cluster, its weight, float64 [clusters]; None: equal weights.
+    sizes: np.ndarray | None = None
     targets: int = 0  # the number of targets in the slice
     slice_hash: str = ""
     judge: str = ""  # the run whose scores chose the slice's targets
@@ -327,9 +326,8 @@ class KeptMeans:
     means: Mapping[str, Means] = field(default_factory=dict)  # keys: the names of a score and a slice
     # By the hash of a target set and the name of a slice.
     slices: Masks = field(default_factory=dict)
-    judges: Mapping[str, str] = field(
-        default_factory=dict
-    )  # the runs that chose the slices' targets, or empty
+    # The runs that chose the slices' targets, or empty.
+    judges: Mapping[str, str] = field(default_factory=dict)
 
     def of(self, row: Row) -> Means | None:
         """Return the means of a row of all targets or of a slice; None without means of the row's level."""
@@ -403,14 +401,14 @@ def _write_means(run: Path, rows: Iterable[Row], slices: Masks, judges: Mapping[
     tensors = dict(slices)
     facts: dict[str, tuple[object, ...]] = {}
     for row in rows:
-        keys: dict[str, str] = {}
+        keys_of_slices: dict[str, str] = {}
         for key in slices:
             target_hash, name = key.split()
             if target_hash == row.target_hash:
-                keys[name] = key
+                keys_of_slices[name] = key
         with suppress(RunError):  # a report names damaged scores, and scoring makes them again
             scores = load_scores(score_file(run, row))
-            for name, key in {ALL: "", **keys}.items():
+            for name, key in {ALL: "", **keys_of_slices}.items():
                 means = compute_means(scores, row.protocol, slices.get(key))
                 columns = [means.names.astype(np.float64), means.bits]
                 if means.sizes is not None:

@@ -87,17 +87,18 @@ class Trigram:
         self.contexts = [counts.contexts(vocab_size) for counts in self.counts]
 
     def frequency(self, token: np.ndarray) -> np.ndarray:
+        """Return p(token) in the counted windows, whatever precedes the token, float64."""
         uniform = np.full(token.shape, 1 / self.vocab_size)
-        return self._interpolated(0, np.zeros_like(token), token, uniform)
+        return self._interpolated_probability(0, np.zeros_like(token), token, uniform)
 
     def probability(self, before: np.ndarray, last: np.ndarray, token: np.ndarray) -> np.ndarray:
         """Return p(token | before, last), float64; both may be `NONE`."""
-        bigram = self._interpolated(1, last, token, self.frequency(token))
+        bigram = self._interpolated_probability(1, last, token, self.frequency(token))
         is_cut = (before == NONE) | (last == NONE)
         pair = np.where(is_cut, NONE, before * self.vocab_size + last)
-        return self._interpolated(2, pair, token, bigram)
+        return self._interpolated_probability(2, pair, token, bigram)
 
-    def _interpolated(
+    def _interpolated_probability(
         self, order: int, context: np.ndarray, token: np.ndarray, lower: np.ndarray
     ) -> np.ndarray:
         """Return p(token | context) from the probability `lower` by a context that is one token shorter."""
@@ -161,7 +162,7 @@ class Anchors:
 
 
 def fit_anchors(data: Data, train: TrainConfig, seed: int) -> Anchors:
-    """Return the models of the windows that a run of this seed trains on; only the first of very many."""
+    """Count the models in the training windows of a run with this seed, in `MAX_COUNTED` tokens at most."""
     drawn = TrainingWindows(data.train, train.length, data.end_of_text)
     steps = min(train.total_steps, -(-MAX_COUNTED // train.batch_tokens))
     parts = []
@@ -212,21 +213,21 @@ def score_missing_anchors(job: Job, plans: Sequence[Plan], rows: Sequence[Row]) 
     tokens too.
     """
     folder = anchors_folder(job.folder)
-    rows_of_run = {_key(row): row for row in rows}
+    rows_of_run = {_score_key(row): row for row in rows}
     plans = [plan for plan in plans if plan.protocol not in (*APART, TASK)]
-    plans = [plan for plan in plans if plan.control == "none" and _key(plan) in rows_of_run]
+    plans = [plan for plan in plans if plan.control == "none" and _score_key(plan) in rows_of_run]
     if folder is None or not plans or job.first is not None:
         return
     try:
         folder.mkdir(exist_ok=True)
         with locked(folder, waits=lambda reason: None):
             remove_leftovers(folder)
-            _score(folder, job.config, job.data, plans, rows_of_run)
+            _score_missing_plans(folder, job.config, job.data, plans, rows_of_run)
     except (RunError, OSError) as error:
         say(f"warning: nothing counted to compare with: {first_line(error)}")
 
 
-def _score(
+def _score_missing_plans(
     folder: Path, config: Config, data: Data, plans: Sequence[Plan], rows_of_run: Mapping[Key, Row]
 ) -> None:
     """Score the plans that the folder of anchors lacks, and write their scores."""
@@ -235,48 +236,48 @@ def _score(
     counted_on = (VERSION, data.hash, train.length, train.batch, train.total_steps, config.seed)
     digest = hashlib.sha256(repr(counted_on).encode()).hexdigest()
     names = {FREQUENCIES: OWN_FREQUENCIES} if is_checkpoint else ANCHOR_NAMES
-    paths: dict[str, Path] = {}
-    kept: dict[str, dict[Key, Row]] = {}
+    anchor_paths: dict[str, Path] = {}
+    kept_rows: dict[str, dict[Key, Row]] = {}
     for label, name in names.items():
         path = folder / f"{name}-s{config.seed}-{digest[:8]}"
         path.mkdir(exist_ok=True)
         rows = [row for row in read_rows(path / "eval.csv") if has_whole_scores(path, row)]
-        paths[label] = path
-        kept[label] = {_key(row): row for row in rows}
-    missing = [plan for plan in plans if any(_key(plan) not in rows for rows in kept.values())]
+        anchor_paths[label] = path
+        kept_rows[label] = {_score_key(row): row for row in rows}
+    missing = [plan for plan in plans if any(_score_key(plan) not in rows for rows in kept_rows.values())]
     anchors = None
     if missing and not is_checkpoint:
         anchors = fit_anchors(data, train, config.seed)
     for plan in missing:
         probabilities = anchors or own_frequencies(data, plan)
         for label, scores in _scores_of(probabilities, data, plan).items():
-            row = _row_of_no_model(rows_of_run[_key(plan)], paths[label].name, label)
-            save_scores(score_file(paths[label], row), scores)
-            kept[label][_key(plan)] = with_level(row, scores)
-    for label, path in paths.items():
-        rows = sorted(kept[label].values(), key=lambda row: row.order)
+            row = _row_of_no_model(rows_of_run[_score_key(plan)], anchor_paths[label].name, label)
+            save_scores(score_file(anchor_paths[label], row), scores)
+            kept_rows[label][_score_key(plan)] = with_level(row, scores)
+    for label, path in anchor_paths.items():
+        rows = sorted(kept_rows[label].values(), key=lambda row: row.order)
         write_rows(path / "eval.csv", rows)
         keep_derived(path, data, plans, train.length)
 
 
-def _key(scored: Row | Plan) -> Key:
+def _score_key(scored: Row | Plan) -> Key:
     """Return the key of a score among the scores of one anchor."""
     return scored.protocol, scored.stride_rule, scored.control, scored.length, scored.target_hash
 
 
 def _scores_of(probabilities: Probabilities, data: Data, plan: Plan) -> dict[str, Scores]:
     """Return the scores of each model on the targets of a plan, by the tokens of the plan's windows."""
-    nll: dict[str, list[np.ndarray]] = {}
+    nll_of_models: dict[str, list[np.ndarray]] = {}
     for batch in batches(plan.windows, BATCH_TOKENS):
         first = batch[0].first + 1
         read = inputs(data.validation, batch).numpy()[:, :first]
         scored = targets(data.validation, batch).numpy()
         tokens = np.concatenate([read, scored], axis=1)
         for label, probability in probabilities(tokens, first).items():
-            parts = nll.setdefault(label, [])
+            parts = nll_of_models.setdefault(label, [])
             parts.append(-np.log(probability).ravel())
     scores = {}
-    for label, parts in nll.items():
+    for label, parts in nll_of_models.items():
         joined = np.concatenate(parts).astype(np.float32)
         scores[label] = scores_of(plan, data.validation, joined)
     return scores

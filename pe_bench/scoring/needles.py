@@ -70,6 +70,7 @@ class Probe:
         require(is_known, unknown(str(self.prompts), "--task", KINDS))
 
     def resolved_lengths(self, train_length: int) -> list[int]:
+        """Return the lengths to probe: the given lengths, or `DEFAULT_TIMES` the training length."""
         if self.lengths:
             return sorted(set(self.lengths))
         usual = [times * train_length for times in DEFAULT_TIMES]
@@ -203,14 +204,14 @@ def _other_spans(cues: np.ndarray, index: int, last: int) -> list[int]:
     There are `CHOICES` - 1 of them, or fewer if the body has too few different ends.
     """
     body = np.arange(FIRST, last + 1)
-    spans: list[int] = []
+    starts: list[int] = []
     endings = {cues[index + CUE].tobytes()}
     for number in range(1, CHOICES):
         wanted = index + number * len(body) // CHOICES
         for start in np.roll(body, FIRST - wanted).tolist():
             ending = cues[start + CUE].tobytes()
             if ending not in endings:
-                spans.append(start)
+                starts.append(start)
                 endings.add(ending)
                 break
-    return spans
+    return starts

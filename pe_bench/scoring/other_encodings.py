@@ -73,11 +73,12 @@ def read_with(texts: Sequence[str], search: Sequence[Path] = ()) -> list[Request
     requested = []
     for text in texts:
         parts = [text] if "=" in text else text.split(",")
-        requested += [_read(part, search) for part in parts]
+        requested += [_read_requested(part, search) for part in parts]
     return requested
 
 
-def _read(text: str, search: Sequence[Path]) -> Requested:
+def _read_requested(text: str, search: Sequence[Path]) -> Requested:
+    """Read one encoding of `--with`, with its modifiers and options. Raises `UserError`."""
     name, *options = BEFORE_AN_OPTION.split(text.strip())
     message = f"--with '{text}': name encodings with commas between, or one with its options (yarn factor=4)"
     require(bool(name) and set(name).isdisjoint(" ,="), message)
@@ -121,17 +122,17 @@ def find_others(
     trained: the run's configuration with the lengths to score; its classes are trusted already. Raises
     `UserError` for an encoding that cannot be scored, and without `force` for an incompatible encoding.
     """
-    others: dict[str, OtherEncoding] = {}
+    others_by_label: dict[str, OtherEncoding] = {}
     trained_with = EncodingSpec(trained.encoding, tuple(search))
     for each in requested:
         try:
-            encoding = _encoding(each, trained, trained_with)
+            encoding = _compose_requested(each, trained, trained_with)
             if encoding.identity() != trained_with.identity():
-                checked = _checked(encoding, trained_with, trained.model.n_layers, force)
-                others.setdefault(checked.label, checked)
+                checked = _checked_encoding(encoding, trained_with, trained.model.n_layers, force)
+                others_by_label.setdefault(checked.label, checked)
         except UserError as error:
             raise UserError(f"--with {each.text}, {run}: {error}") from error
-    return list(others.values())
+    return list(others_by_label.values())
 
 
 def models_under(job: Job, replacements: Sequence[OtherEncoding]) -> list[LanguageModel]:
@@ -165,6 +166,7 @@ def incompatibility(trained: EncodingSpec, encoding: EncodingSpec) -> str | None
 
 
 def _incompatibilities(trained: EncodingSpec, encoding: EncodingSpec) -> Iterator[str]:
+    """Yield the reasons why weights of one encoding may not be scored with the other."""
     base = trained.base.name
     kept = trained.modifiers
     pairs = [(base, trained.base, encoding.base)]
@@ -194,6 +196,7 @@ def _has_other_class(before: PartSpec, part: PartSpec) -> bool:
 
 
 def _changed_options(name: str, before: PartSpec, part: PartSpec) -> Iterator[str]:
+    """Yield a sentence for each option that differs and may not change after training."""
     for option, value in part.options.items():
         old = before.options.get(option)
         if value == old or option in part.encoding_class.changeable_after_training:
@@ -208,21 +211,23 @@ def _changed_options(name: str, before: PartSpec, part: PartSpec) -> Iterator[st
             yield f"{trained}, and {cannot}"
 
 
-def _checked(encoding: EncodingSpec, trained: EncodingSpec, n_layers: int, force: bool) -> OtherEncoding:
+def _checked_encoding(
+    encoding: EncodingSpec, trained: EncodingSpec, n_layers: int, force: bool
+) -> OtherEncoding:
     """Return the encoding as it is scored. Raises `UserError` for weights without meaning under it."""
     reason = incompatibility(trained, encoding)
     if reason is not None and not force:
         raise UserError(f"{reason} (--force scores it anyway and labels the rows)")
-    label = _label(encoding)
+    label = _label_with_factor(encoding)
     message = f"its rows would be called {label} like the run's own: give it another name in its YAML file"
     require(label != trained.label, message)
-    has_same_shapes = _shapes(encoding, n_layers) == _shapes(trained, n_layers)
+    has_same_shapes = _shapes_of_tensors(encoding, n_layers) == _shapes_of_tensors(trained, n_layers)
     message = f"weights trained with {trained.label} do not fit {label}: train it, or go on with train.from"
     require(has_same_shapes, message)
     return OtherEncoding(label, encoding, forced=reason is not None)
 
 
-def _shapes(encoding: EncodingSpec, n_layers: int) -> dict[str, list[int]]:
+def _shapes_of_tensors(encoding: EncodingSpec, n_layers: int) -> dict[str, list[int]]:
     """Return the shapes of an encoding's weights and buffers by their names."""
     with torch.random.fork_rng(devices=[]):
         weights = encoding.build(n_layers).state_dict()
@@ -230,12 +235,12 @@ def _shapes(encoding: EncodingSpec, n_layers: int) -> dict[str, list[int]]:
 
 
 def declared(part: PartSpec, kind: str) -> str:
-    """Return the option that a part's class declares as `kind`; empty where the part has no such option."""
+    """Return the option that a part's class names in its attribute `kind`; empty if the part lacks it."""
     option = getattr(part.encoding_class, kind)
     return option if option in part.values else ""
 
 
-def _label(encoding: EncodingSpec) -> str:
+def _label_with_factor(encoding: EncodingSpec) -> str:
     """Return the label of an encoding, with `factor=auto` if each window has its own factor."""
     label = with_short_lists(encoding)
     option = declared(encoding.base, "window_factor")
@@ -258,7 +263,7 @@ def with_short_lists(spec: EncodingSpec) -> str:
 # An encoding composed with the trained encoding
 
 
-def _encoding(requested: Requested, trained: Config, trained_with: EncodingSpec) -> EncodingSpec:
+def _compose_requested(requested: Requested, trained: Config, trained_with: EncodingSpec) -> EncodingSpec:
     """Return the requested encoding, with the trained values of options that it shares."""
     base = requested.base
     search = trained_with.search

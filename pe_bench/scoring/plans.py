@@ -63,13 +63,13 @@ def make_plans(config: Config, evaluation: EvalConfig, data: Data) -> list[Plan]
     longest = max(train_length, evaluation.resolved_max_length(train_length))
     within = [length for length in lengths if length <= longest]
     beyond = [length for length in lengths if length > longest]
-    plans = list(_plans(config, evaluation, data, within, longest)) if within else []
+    plans = list(_plans_of_lengths(config, evaluation, data, within, longest)) if within else []
     if beyond:
         with_trained = sorted({train_length, *beyond})
-        plans += _plans(config, evaluation, data, with_trained, max(beyond))
+        plans += _plans_of_lengths(config, evaluation, data, with_trained, max(beyond))
     if evaluation.per_position:
         farthest = max(lengths)
-        plans += position_plans(data, _text(data, evaluation, farthest), farthest)
+        plans += position_plans(data, _scored_text(data, evaluation, farthest), farthest)
     return plans
 
 
@@ -87,9 +87,10 @@ def shortages(evaluation: EvalConfig, plans: Sequence[Plan]) -> list[str]:
     return lines
 
 
-def _plans(
+def _plans_of_lengths(
     config: Config, evaluation: EvalConfig, data: Data, lengths: Sequence[int], longest: int
 ) -> Iterator[Plan]:
+    """Yield the plans of the lengths on one set of targets, then the plans of its controls."""
     if evaluation.protocol == "paired":
         size = evaluation.resolved_target_tokens(config.train.length)
         count, seed, half = evaluation.targets, evaluation.seed, evaluation.half
@@ -100,7 +101,7 @@ def _plans(
             evaluation, blocks, list(lengths), config.train.length, longest_too=is_checkpoint
         )
         return
-    text = _text(data, evaluation, longest)
+    text = _scored_text(data, evaluation, longest)
     for length in lengths:
         if evaluation.protocol == "nonoverlapping":
             yield nonoverlapping_plan(data, text, length)
@@ -126,14 +127,16 @@ def control_plans(
     for length in controlled_lengths(evaluation, lengths, train_length, size, longest_too=longest_too):
         plan = paired_plan(blocks, length)
         yield replace(plan, control="window", limit=train_length)
-        swapped = list(_swapped(blocks, plan.windows, train_length))
+        swapped = list(_with_far_tokens_of_donor(blocks, plan.windows, train_length))
         yield replace(plan, control="swap", windows=swapped)
         if evaluation.controls == "offset":
             near = paired_plan(blocks, train_length)
             yield replace(near, length=length, control="offset", offset=length - train_length)
 
 
-def _swapped(blocks: TargetBlocks, windows: list[Window], train_length: int) -> Iterator[Window]:
+def _with_far_tokens_of_donor(
+    blocks: TargetBlocks, windows: list[Window], train_length: int
+) -> Iterator[Window]:
     """Yield the windows with far tokens of a donor, as far before the donor's block as before their own."""
     parts = len(windows) // len(blocks)
     donors = np.repeat(blocks.donor_document, parts).tolist()
@@ -175,7 +178,7 @@ def controlled_lengths(
     return sorted({*chosen})
 
 
-def _text(data: Data, evaluation: EvalConfig, longest: int) -> ScoredText:
+def _scored_text(data: Data, evaluation: EvalConfig, longest: int) -> ScoredText:
     return scored_documents(data.validation, longest, evaluation.tokens, evaluation.seed, evaluation.half)
 
 

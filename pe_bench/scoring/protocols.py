@@ -191,14 +191,16 @@ def batches(windows: list[Window], batch_tokens: int) -> Iterator[list[Window]]:
 
 def inputs(split: Split, batch: list[Window]) -> Tensor:
     """Return the token ids [B, size] of the windows, without donors."""
-    return _stacked([_span(split, window.document, window.start, window.size) for window in batch])
+    return _stack_as_ids(
+        [_document_tokens(split, window.document, window.start, window.size) for window in batch]
+    )
 
 
-def _span(split: Split, document: int, start: int, size: int) -> np.ndarray:
+def _document_tokens(split: Split, document: int, start: int, size: int) -> np.ndarray:
     return split.document(document)[start : start + size]
 
 
-def _stacked(rows: list[np.ndarray]) -> Tensor:
+def _stack_as_ids(rows: list[np.ndarray]) -> Tensor:
     return torch.from_numpy(np.stack(rows).astype(np.int64))
 
 
@@ -206,14 +208,16 @@ def with_donors(split: Split, batch: list[Window], tokens: Tensor) -> Tensor:
     """Return the inputs [B, size] with the `foreign` first tokens of each window from another document."""
     swapped = tokens.clone()
     for row, window in enumerate(batch):
-        donor = _span(split, window.donor, window.donor_start, window.foreign).astype(np.int64)
+        donor = _document_tokens(split, window.donor, window.donor_start, window.foreign).astype(np.int64)
         swapped[row, : window.foreign] = torch.from_numpy(donor)
     return swapped
 
 
 def targets(split: Split, batch: list[Window]) -> Tensor:
     """Return the token ids [B, targets] of the targets."""
-    return _stacked([_span(split, window.document, window.first_target, window.targets) for window in batch])
+    return _stack_as_ids(
+        [_document_tokens(split, window.document, window.first_target, window.targets) for window in batch]
+    )
 
 
 def scores_of(plan: Plan, split: Split, nll: np.ndarray, correct: np.ndarray | None = None) -> Scores:

@@ -43,9 +43,9 @@ def score(
     with bars(job.scored_with, len(plans)) as bar:
         finished = 0
 
-        def watch(plan: Plan, share: float) -> None:
+        def show_plan(plan: Plan, share: float) -> None:
             nonlocal finished
-            name = _name_of(plan)
+            name = _progress_name(plan)
             if share < 1:
                 bar.show(finished + share, f"scoring, {name}", None)
                 return
@@ -53,10 +53,10 @@ def score(
             line = None if plan.protocol in APART else f"{name} scored"
             bar.show(finished, f"scoring, {name}", line)
 
-        return evaluate(job, plans, watch, own, later)
+        return evaluate(job, plans, show_plan, own, later)
 
 
-def _name_of(plan: Plan) -> str:
+def _progress_name(plan: Plan) -> str:
     """Return the name of a plan in progress lines: all ranges of positions, or all depths, have one name."""
     if plan.protocol == POSITIONS:
         return POSITIONS
@@ -74,11 +74,12 @@ def operations(job: Job, plans: Sequence[Plan]) -> float:
 
 
 def operations_of_pass(job: Job, length: int) -> float:
-    """Return the approximate number of operations for a text of so many tokens, without gradients."""
+    """Return the approximate number of operations for a pass over `length` tokens, without gradients."""
     return _operations(job, job.model.parameter_count, length)
 
 
 def _operations(job: Job, parameters: int, length: int) -> float:
+    """Return the number of operations that a model with so many parameters takes for `length` tokens."""
     model = job.config.model
     # A token is multiplied with each weight, and twice with the tokens before it, half of all on average.
     width = model.n_heads * model.d_head
@@ -92,7 +93,7 @@ def _with_cost(job: Job, plans: Sequence[Plan], watch: ScoreWatcher, later: int)
     done = 0.0
     pace = Pace()
 
-    def watched(plan: Plan, share: float) -> None:
+    def watch_cost(plan: Plan, share: float) -> None:
         nonlocal done
         watch(plan, share)
         if pace.is_known:
@@ -104,7 +105,7 @@ def _with_cost(job: Job, plans: Sequence[Plan], watch: ScoreWatcher, later: int)
         if share == 1.0:
             done += cost
 
-    return watched
+    return watch_cost
 
 
 def evaluate(
@@ -137,7 +138,7 @@ def evaluate(
         if not _computes_the_same(job.model, own, plan):
             continue
         if trained.status == "ok" and has_whole_scores(job.folder, trained):
-            kept[key] = _taken_over(job, missing.pop(key), trained)
+            kept[key] = _copy_own_scores(job, missing.pop(key), trained)
             write_rows(path, sorted(kept.values(), key=lambda row: row.order))
     if missing:
         windows = sum(len(plan.windows) for plan in missing.values())
@@ -167,7 +168,7 @@ def _computes_the_same(model: LanguageModel, own: LanguageModel, plan: Plan) -> 
     return True
 
 
-def _taken_over(job: Job, plan: Plan, trained: Row) -> Row:
+def _copy_own_scores(job: Job, plan: Plan, trained: Row) -> Row:
     """Copy the scores of the run's own encoding, and return the row of the plan with them."""
     empty = _empty_row(job, plan)
     row = replace(
@@ -226,7 +227,7 @@ def _empty_row(job: Job, plan: Plan) -> Row:
         **job_values,
         **dict.fromkeys(MEASURED),
         **_model_values(job),
-        **_environment(job),
+        **_environment_columns(job),
         run=job.folder.name,
         status="ok",
         reason="",
@@ -237,7 +238,7 @@ def _empty_row(job: Job, plan: Plan) -> Row:
     )
 
 
-def _environment(job: Job) -> dict[str, Any]:
+def _environment_columns(job: Job) -> dict[str, Any]:
     """Return the columns of a row on the device, the versions and the date of its scoring."""
     versions = {"torch": torch.__version__, "pe_bench": own_version(), "git": git_commit()}
     return {"device": device_name(job.device), "date": today(), **versions}

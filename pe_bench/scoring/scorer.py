@@ -65,19 +65,19 @@ class Scorer:
     model: LanguageModel
     split: Split
     evaluation: EvalConfig
-    watch: ScoreWatcher = lambda plan, share: None
+    watch: ScoreWatcher = lambda plan, share: None  # called with a plan, and the finished share of it
     # Keys: the document and the start.
     _from_start: dict[tuple[int, int], np.ndarray] = field(default_factory=dict)
 
     def scores(self, plans: Sequence[Plan]) -> Iterator[tuple[Plan, Scored]]:
         """Yield each plan with its scores, in the order that needs the fewest passes."""
-        apart = [plan for plan in plans if not self._shares(plan)]
-        sharing = [plan for plan in plans if self._shares(plan)]
+        apart = [plan for plan in plans if not self._can_share_prefixes(plan)]
+        sharing = [plan for plan in plans if self._can_share_prefixes(plan)]
         sharing.sort(key=lambda plan: -plan.length)
         for plan in (*apart, *sharing):
-            yield plan, self._try(plan)
+            yield plan, self._score_or_reason(plan)
 
-    def _try(self, plan: Plan) -> Scored:
+    def _score_or_reason(self, plan: Plan) -> Scored:
         if reason := why_not(plan, self.model):
             return Scored(status="undefined", reason=reason)
         try:
@@ -109,16 +109,16 @@ class Scorer:
 
     def score(self, plan: Plan) -> Scored:
         """Return the scores of one plan. Raises `LengthError`, and the errors of a lack of memory."""
-        if not self._shares(plan):
+        if not self._can_share_prefixes(plan):
             with PeakMemory(self.model.device) as peak:
-                nll, correct = self._run(plan)
+                nll, correct = self._score_windows(plan)
             return Scored(nll, correct, peak.mb)
         fed = []
         for window in plan.windows:
             if len(self._nll_from_start(window)) < window.size:
                 fed.append(replace(window, first=0, targets=window.size))
         with PeakMemory(self.model.device) as peak:
-            nll, _ = self._run(replace(plan, windows=fed))
+            nll, _ = self._score_windows(replace(plan, windows=fed))
         ends = np.cumsum([window.size for window in fed])
         for window, window_nll in zip(fed, np.split(nll, ends), strict=False):
             self._from_start[window.document, window.start] = window_nll
@@ -129,13 +129,14 @@ class Scorer:
         ran_at_length = any(window.size == plan.length for window in fed)
         return Scored(np.concatenate(parts), peak_memory_mb=peak.mb if ran_at_length else None)
 
-    def _shares(self, plan: Plan) -> bool:
+    def _can_share_prefixes(self, plan: Plan) -> bool:
         return plan.protocol in SHARING and "prefix_consistent" in self.model.encoding.claims
 
     def _nll_from_start(self, window: Window) -> np.ndarray:
+        """Return the kept NLLs of a window that begins like this window; empty if none is kept."""
         return self._from_start.get((window.document, window.start), NOTHING)
 
-    def _run(self, plan: Plan) -> tuple[np.ndarray, np.ndarray]:
+    def _score_windows(self, plan: Plan) -> tuple[np.ndarray, np.ndarray]:
         """Return the NLL of each scored target, and for answers 1 for each right target and 0 for others."""
         parts = [(NOTHING, NOTHING)]
         done = 0
@@ -152,14 +153,15 @@ class Scorer:
                 if plan.protocol == PROBE:
                     parts.append(score_needles(self.model, self.split, batch, generator))
                 else:
-                    parts.append(self._scores(batch, plan, generator))
+                    parts.append(self._score_batch(batch, plan, generator))
                 done += len(batch)
         nll, correct = (np.concatenate(each) for each in zip(*parts, strict=True))
         return nll, correct
 
-    def _scores(
+    def _score_batch(
         self, batch: list[Window], plan: Plan, generator: torch.Generator
     ) -> tuple[np.ndarray, np.ndarray]:
+        """Return the NLL of each target of a batch, and for answers 1 or 0 for right or wrong."""
         model = self.model
         device = model.device
         split = self.split if plan.examples is None else plan.examples.split

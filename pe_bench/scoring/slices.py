@@ -91,7 +91,7 @@ def find_sources(tokens: np.ndarray, byte_ends: np.ndarray) -> tuple[np.ndarray,
     before = np.concatenate([[0], byte_ends[:-1]]).astype(np.int64)
     begin = np.searchsorted(before, before - MIN_BYTES, side="right") - 1
     after = np.flatnonzero(begin != NONE)  # tokens that have an n-gram before them
-    key = _keys(tokens, after, after - begin[after])
+    key = _ngram_hashes(tokens, after, after - begin[after])
     order = np.argsort(key, kind="stable")  # equal n-grams become neighbours, in the order of the text
     is_same = key[order[1:]] == key[order[:-1]]
     source = np.full(len(tokens), NONE, np.int64)
@@ -99,7 +99,7 @@ def find_sources(tokens: np.ndarray, byte_ends: np.ndarray) -> tuple[np.ndarray,
     return source, np.where(source == NONE, NONE, begin[source])
 
 
-def _keys(tokens: np.ndarray, index: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+def _ngram_hashes(tokens: np.ndarray, index: np.ndarray, sizes: np.ndarray) -> np.ndarray:
     """Return a hash of the `sizes` tokens before each token of `index`, uint64 [tokens]."""
     ids = tokens.astype(np.uint64)
     key = sizes.astype(np.uint64)

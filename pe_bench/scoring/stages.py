@@ -51,7 +51,7 @@ def with_factor(requested: Requested, factor: float, search: Sequence[Path]) -> 
 
 
 def option_to_give(requested: Requested, search: Sequence[Path], kind: str) -> str:
-    """Return the option of this kind that an encoding's classes declare and that is not given; else empty."""
+    """Return the option that a class of the encoding names in its attribute `kind`, unless it is given."""
     chosen = choose_encoding(requested.base or "nope", requested.modifiers, search)
     spec = EncodingSpec(chosen, tuple(search))
     typed = {key.rpartition(".")[2] for key in requested.options}
@@ -93,15 +93,15 @@ def own_choice(trained: Config) -> list[str]:
 def own_values(trained: Config) -> dict[str, Any]:
     """Return the values of a trained run by their keys, without the keys that each stage has for itself."""
     plain = to_plain(trained)
-    values: dict[str, Any] = {}
+    values_by_key: dict[str, Any] = {}
     for section in SECTIONS:
-        values |= {f"{section}.{key}": value for key, value in plain[section].items()}
+        values_by_key |= {f"{section}.{key}": value for key, value in plain[section].items()}
     for key in OF_STAGE:
-        del values[f"train.{key}"]
+        del values_by_key[f"train.{key}"]
     spec = EncodingSpec(trained.encoding, trained.search)
     for part in (spec.base, *spec.modifiers.values()):
-        values |= {f"{part.key}.{name}": value for name, value in part.chosen_options().items()}
-    return values
+        values_by_key |= {f"{part.key}.{name}": value for name, value in part.chosen_options().items()}
+    return values_by_key
 
 
 def stretched_lengths(
@@ -133,7 +133,7 @@ def after_training(spec: EncodingSpec, trained: Config, length: int) -> Encoding
     """
     before = EncodingSpec(trained.encoding)
 
-    def continued(part: PartSpec, earlier: PartSpec | None) -> dict[str, Any]:
+    def continued_values(part: PartSpec, earlier: PartSpec | None) -> dict[str, Any]:
         values = dict(part.values)
         chosen = part.chosen_options()
         if "train_length" in values and "train_length" not in chosen:
@@ -145,13 +145,13 @@ def after_training(spec: EncodingSpec, trained: Config, length: int) -> Encoding
         given = {f"{part.key}.{name}" for name in chosen}
         return with_shared_options(part, PartSpec(options), given)
 
-    values = continued(spec.base, before.base)
+    values = continued_values(spec.base, before.base)
     option = declared(spec.base, "window_factor")
     if option and values[option] is None:
         values[option] = max(1.0, length / values["train_length"])
     modifiers = {}
     for name, part in spec.modifiers.items():
-        modifiers[name] = continued(part, before.modifiers.get(name))
+        modifiers[name] = continued_values(part, before.modifiers.get(name))
     return EncodingSpec({**values, "modifiers": modifiers}, spec.search)
 
 
@@ -175,15 +175,15 @@ def trained_name(run: Path, trained: Config, result: Mapping[str, Any]) -> str:
 
 def _without_places(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of an encoding with the names of classes, without the paths of their files."""
-    plain: dict[str, Any] = {}
+    plain_values: dict[str, Any] = {}
     for key, value in values.items():
         if isinstance(value, Mapping):
-            plain[key] = _without_places(value)
+            plain_values[key] = _without_places(value)
         elif key == "class":
-            plain[key] = str(value).rpartition(":")[2]
+            plain_values[key] = str(value).rpartition(":")[2]
         else:
-            plain[key] = value
-    return plain
+            plain_values[key] = value
+    return plain_values
 
 
 def stage_label(spec: EncodingSpec, trained: Config | None) -> str:
@@ -229,7 +229,7 @@ def search_option(job: Job, requested: Requested, option: str, length: int) -> S
     recall = text_slices(split, blocks, config.first_length)[RECALL]
     plan = paired_plan(blocks, length)
 
-    def loss(value: Sequence[float]) -> float:
+    def loss_with(value: Sequence[float]) -> float:
         changed = spec.changed(lambda each: {option: list(value)} if each.key == part.key else {})
         built = changed.build(job.model.n_layers, job.data.vocabulary).to(job.device)
         model = job.model.with_encoding(built).eval()
@@ -241,7 +241,7 @@ def search_option(job: Job, requested: Requested, option: str, length: int) -> S
 
     random = np.random.default_rng(0)
     guesses = part.encoding_class.guesses(part.options, length)
-    losses = {tuple(guess): loss(guess) for guess in guesses}
+    losses = {tuple(guess): loss_with(guess) for guess in guesses}
     for _ in range(ROUNDS):
         best = np.array(min(losses, key=losses.__getitem__))
         steps = SPREAD * random.standard_normal(len(best))
@@ -250,5 +250,5 @@ def search_option(job: Job, requested: Requested, option: str, length: int) -> S
         rising = np.maximum.accumulate(np.round(changed, 2).clip(min=1))
         value = tuple(rising.tolist())
         if value not in losses:
-            losses[value] = loss(value)
+            losses[value] = loss_with(value)
     return min(losses, key=losses.__getitem__)

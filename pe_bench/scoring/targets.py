@@ -57,7 +57,7 @@ class TargetBlocks:
 
 
 def hash_of_half(target_hash: str, half: Half) -> str:
-    """Return the hash of a set of targets, which begins with the half of the documents that has them."""
+    """Return the hash of a set of targets, with the half of the documents at its beginning."""
     return target_hash if half == "both" else f"{half}-{target_hash}"
 
 
@@ -68,7 +68,7 @@ def tokens_in_a_part(target_tokens: int, length: int) -> int:
 
 
 def tokens_needed(max_length: int, target_tokens: int) -> int:
-    """Return the tokens up to the end of a block that its windows need, at any length up to the longest."""
+    """Return how many tokens, up to a block's end, the block's windows need at lengths up to `max_length`."""
     # Windows begin furthest back at the longest length, or just below a length at which parts grow.
     lengths = [max_length, *(PART * size - 1 for size in _divisors(target_tokens))]
     possible = [length for length in lengths if length <= max_length]
@@ -96,9 +96,9 @@ def target_blocks(
     `UserError` if no document is long enough.
     """
     needed = tokens_needed(max_length, target_tokens)
-    order = _eligible(split, needed, seed, half)
+    order = _ordered_documents(split, needed, seed, half)
     rooms = split.lengths[order] - needed
-    places = [_places(int(room), target_tokens) for room in rooms]
+    places = [_spread_places(int(room), target_tokens) for room in rooms]
     sizes = np.array([len(starts) for starts in places])
     starts = np.cumsum(sizes) - sizes
     ends = np.concatenate(places) + needed
@@ -136,13 +136,13 @@ def scored_documents(
     """
     least = longest + 1
     most = max(1, token_budget // least)
-    order = _eligible(split, least, seed, half)[:most]
+    order = _ordered_documents(split, least, seed, half)[:most]
     spare = max(0, token_budget - least * len(order))
-    tokens = least + _pour(split.lengths[order] - least, spare)
+    tokens = least + _share_out(split.lengths[order] - least, spare)
     return ScoredText([*zip(order.tolist(), tokens.tolist(), strict=True)], half)
 
 
-def _eligible(split: Split, length: int, seed: int, half: Half) -> np.ndarray:
+def _ordered_documents(split: Split, length: int, seed: int, half: Half) -> np.ndarray:
     """Return the documents of at least `length` tokens, ordered by a hash of the seed and their content.
 
     The half of a document follows only from its content.
@@ -155,22 +155,22 @@ def _eligible(split: Split, length: int, seed: int, half: Half) -> np.ndarray:
     )
     require(longest >= length, message)
 
-    def rank(index: int, word: str = f"{seed}") -> bytes:
+    def hash_rank(index: int, word: str = f"{seed}") -> bytes:
         content = split.document(index).astype("<u4").tobytes()
         return hashlib.sha256(f"{word}:".encode() + content).digest()
 
     def half_of(index: int) -> str:
-        return "first" if rank(index, "half")[0] < 128 else "second"
+        return "first" if hash_rank(index, "half")[0] < 128 else "second"
 
     eligible = np.flatnonzero(lengths >= length).tolist()
     if half != "both":
         eligible = [index for index in eligible if half_of(index) == half]
     message = f"the {half} half of the documents has none of {length} tokens: say eval.half=both"
     require(bool(eligible), message)
-    return np.array(sorted(eligible, key=rank), np.int64)
+    return np.array(sorted(eligible, key=hash_rank), np.int64)
 
 
-def _pour(room: np.ndarray, amount: int) -> np.ndarray:
+def _share_out(room: np.ndarray, amount: int) -> np.ndarray:
     """Return each document's share of `amount`, int64 [documents]: equal, or all of its room."""
     shares = np.zeros(len(room), np.int64)
     for served, document in enumerate(np.argsort(room, kind="stable")):
@@ -180,7 +180,7 @@ def _pour(room: np.ndarray, amount: int) -> np.ndarray:
     return shares
 
 
-def _places(room: int, gap: int) -> np.ndarray:
+def _spread_places(room: int, gap: int) -> np.ndarray:
     """Return whole numbers from 0 to `room`, at least `gap` apart, int64 [places].
 
     As many numbers as fit, evenly spaced, in the order of reversed bits (van der Corput, 1935), from the

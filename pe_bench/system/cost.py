@@ -1,7 +1,7 @@
 """The cost of a command, printed once, as soon as its first work has shown the speed of this machine.
 
-Work with a known pace calls `expect`. The command has called `said_once` with the number of such pieces of
-work, and multiplies.
+Work with a known pace calls `expect`. The command has called `print_cost_once` with the number of such pieces
+of work, and multiplies.
 """
 
 import math
@@ -25,10 +25,10 @@ _listener: ContextVar[Listener | None] = ContextVar("listener", default=None)
 def cost_text(what: str, seconds: float, cores: int) -> str:
     """Return the sentence of every command: `6 runs, about 14 min on 2 cores`."""
     where = f"{cores} core{'' if cores == 1 else 's'}" if cores else "the GPU"
-    return f"{what}, about {_roughly(seconds)} on {where}"
+    return f"{what}, about {_rough_time(seconds)} on {where}"
 
 
-def _roughly(seconds: float) -> str:
+def _rough_time(seconds: float) -> str:
     """Write a time with the precision of an estimate: `40 s`, `14 min`, `2 h 10 min`."""
     if seconds < 90:
         return f"{math.ceil(seconds / 10) * 10} s"
@@ -63,7 +63,7 @@ class Cost:
 
 
 @contextmanager
-def said_once(text: Callable[[int], str], pieces: int = 1) -> Iterator[Cost]:
+def print_cost_once(text: Callable[[int], str], pieces: int = 1) -> Iterator[Cost]:
     """Print the cost of the work within the context once. Of nested contexts, only the outermost prints.
 
     text: returns a number of pieces as text, such as `6 runs`.
@@ -72,7 +72,7 @@ def said_once(text: Callable[[int], str], pieces: int = 1) -> Iterator[Cost]:
     if _listener.get() is not None:
         yield cost
         return
-    with told_to(cost.expect):
+    with report_cost_to(cost.expect):
         yield cost
 
 
@@ -82,7 +82,7 @@ def listener() -> Listener | None:
 
 
 @contextmanager
-def told_to(hears: Listener | None) -> Iterator[None]:
+def report_cost_to(hears: Listener | None) -> Iterator[None]:
     """Within the context, `expect` reports the expected cost to the listener `hears`."""
     token = _listener.set(hears)
     try:

@@ -152,7 +152,7 @@ def cached_folder(
                 return entry, meta
             if entry.exists():
                 say(f"warning: {entry} is damaged and is built again")
-            return entry, _build(entry, build)
+            return entry, _build_entry(entry, build)
     except OSError as error:
         # numpy writes past Python's files: its error of a full disk has no `strerror`.
         reason = f"cannot be written ({error.strerror or error}): set another cache_dir"
@@ -166,14 +166,14 @@ def cached_digest(path: Path, root: Path) -> str:
     kept = root / "digests" / key
     with suppress(OSError):
         return kept.read_text(encoding="utf-8")
-    digest = _digest(path)
+    digest = _file_digest(path)
     with suppress(OSError, RunError):  # a cache that is shared may be read-only
         kept.parent.mkdir(parents=True, exist_ok=True)
         write_text(kept, digest)
     return digest
 
 
-def _digest(path: Path) -> str:
+def _file_digest(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -185,7 +185,7 @@ def _meta_of_whole(entry: Path) -> dict[str, Any] | None:
         for name, digest in meta["files"].items():
             about = (entry / name).stat()
             version = (entry / name, about.st_ino, about.st_size, about.st_mtime_ns)
-            if version not in _compared and _digest(entry / name) != digest:
+            if version not in _compared and _file_digest(entry / name) != digest:
                 return None
             _compared.add(version)
         return meta if meta.pop(CHECKSUM) == key_of(meta) else None
@@ -193,7 +193,7 @@ def _meta_of_whole(entry: Path) -> dict[str, Any] | None:
         return None
 
 
-def _build(entry: Path, build: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
+def _build_entry(entry: Path, build: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
     prefix = f"{TEMPORARY}{entry.name}-"
     for stale in entry.parent.glob(f"{prefix}*"):  # we hold the lock, so nobody is building it
         shutil.rmtree(stale)
@@ -201,7 +201,7 @@ def _build(entry: Path, build: Callable[[Path], dict[str, Any]]) -> dict[str, An
     try:
         temporary.mkdir()
         meta = build(temporary)
-        meta["files"] = {path.name: _digest(path) for path in sorted(temporary.iterdir())}
+        meta["files"] = {path.name: _file_digest(path) for path in sorted(temporary.iterdir())}
         write_text(temporary / META, json.dumps({**meta, CHECKSUM: key_of(meta)}))
         for path in temporary.iterdir():
             flush_to_disk(path)

@@ -67,7 +67,7 @@ def available_cores(quota: Path = CONTAINER_QUOTA) -> int:
 
     Slurm states the number of a job's cores, and does not always enforce it.
     """
-    cores = [len(_cores())]
+    cores = [len(_core_names())]
     with suppress(OSError, ValueError, ZeroDivisionError):  # no container, or "max", which is no limit
         allowed, period = quota.read_text(encoding="ascii").split()
         cores.append(math.ceil(int(allowed) / int(period)))
@@ -79,7 +79,7 @@ def available_cores(quota: Path = CONTAINER_QUOTA) -> int:
 # Threads
 
 
-# The most threads, and the last `look`; None for a fixed number of threads.
+# The most threads, and the last result of `measure_others`; None for a fixed number of threads.
 _shared: tuple[int, float, float] | None = None
 
 
@@ -90,8 +90,19 @@ def set_threads(threads: str | int) -> int:
     cores = min(available_cores(), int(limit)) if limit.isdecimal() else available_cores()
     count = threads if isinstance(threads, int) else max(1, cores)
     torch.set_num_threads(count)
-    _shared = (count, *look()) if threads == "auto" and count > 1 else None
+    _shared = (count, *measure_others()) if threads == "auto" and count > 1 else None
     return count
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Compute with one thread: small tensors gain nothing from several, which wait long on a busy machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def cores_of(device: torch.device, threads: int) -> int:
@@ -106,15 +117,15 @@ def share_cores() -> None:
         return
     most, time_before, busy_before = _shared
     if time.monotonic() - time_before >= INTERVAL:
-        now, busy = look()
+        now, busy = measure_others()
         # At least one, and as many as other processes left free since the last look.
         busy_elsewhere = (busy - busy_before) / (now - time_before)
-        free = round(len(_cores()) - busy_elsewhere)
+        free = round(len(_core_names()) - busy_elsewhere)
         torch.set_num_threads(max(1, min(most, free)))
         _shared = most, now, busy
 
 
-def look(stat: Path = STAT) -> tuple[float, float]:
+def measure_others(stat: Path = STAT) -> tuple[float, float]:
     """Return the time, and the seconds of other processes on the cores of this process: 0 if unknown.
 
     Only differences between two results have a meaning.
@@ -123,13 +134,13 @@ def look(stat: Path = STAT) -> tuple[float, float]:
     with suppress(OSError, ValueError, IndexError):
         ticks = 0
         for name, *counts in (line.split() for line in stat.read_text(encoding="ascii").splitlines()):
-            if name in _cores():
+            if name in _core_names():
                 ticks += sum(int(counts[index]) for index in BUSY)
         busy = ticks / os.sysconf("SC_CLK_TCK")
     return time.monotonic(), busy - process
 
 
-def _cores() -> set[str]:
+def _core_names() -> set[str]:
     """Return the names in /proc/stat of the cores that this process may use."""
     numbers = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
     return {f"cpu{number}" for number in numbers}

@@ -174,9 +174,9 @@ def own_variables() -> dict[str, str]:
 
 def end_workers() -> None:
     """Kill the workers of a launcher, which would outlive this process; pe-bench's own children go on."""
-    ours: Any = multiprocessing.get_context("forkserver").Process
+    own_process_class: Any = multiprocessing.get_context("forkserver").Process
     for child in multiprocessing.active_children():
-        if not isinstance(child, ours) and child.pid is not None:
+        if not isinstance(child, own_process_class) and child.pid is not None:
             with suppress(ProcessLookupError):
                 os.kill(child.pid, signal.SIGKILL)  # joblib's have no `kill`
 

@@ -42,12 +42,12 @@ def printable(text: str) -> str:
     if text.isprintable():
         return text
 
-    def shown(sign: str) -> str:
+    def escaped(sign: str) -> str:
         if sign.isprintable() or sign in "\n\t":
             return sign
         return ascii(sign)[1:-1]
 
-    return "".join(map(shown, text))
+    return "".join(map(escaped, text))
 
 
 def one_line(text: str) -> str:
@@ -139,14 +139,14 @@ def _wrap_line(line: str, width: int, hanging: int) -> str:
     if len(line) <= width:
         return line.rstrip()
     indent = " " * (len(line) - len(line.lstrip(" ")) + hanging)
-    unbroken = COMMAND.sub(lambda command: _unbroken(command[0], width - len(indent)), line)
+    unbroken = COMMAND.sub(lambda command: _unbreakable_if_short(command[0], width - len(indent)), line)
     filled = textwrap.fill(
         unbroken, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
     )
     return filled.replace(NO_BREAK, " ")
 
 
-def _unbroken(command: str, width: int) -> str:
+def _unbreakable_if_short(command: str, width: int) -> str:
     return command.replace(" ", NO_BREAK) if len(command) < width else command
 
 

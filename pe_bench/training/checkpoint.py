@@ -70,7 +70,7 @@ def save_checkpoint(
 
     With a sharded model, each process of the `group` calls this.
     """
-    target = folder / _name(state.step)
+    target = folder / _checkpoint_name(state.step)
     temporary_name = f"{TEMPORARY}{secrets.token_hex(4)}"
     temporary = folder / group.broadcast(temporary_name)
     number = group.rank + 1
@@ -81,14 +81,14 @@ def save_checkpoint(
                 temporary.mkdir(parents=True)
             group.wait()
             tensors = model.state_dict().items()
-            weights = {name: _copy(gathered(own_part(tensor), tensor)) for name, tensor in tensors}
+            weights = {name: _copy_to_cpu(gathered(own_part(tensor), tensor)) for name, tensor in tensors}
             if group.is_first:
                 _save_tensors(weights, temporary / WEIGHTS)
             moments: dict[str, Tensor] = {}
             for name, parameter in model.named_parameters():
                 for key, value in optimizer.state[parameter].items():
                     if is_sharded(value) or group.is_first:
-                        moments[f"{name}/{key}"] = _copy(own_part(value))
+                        moments[f"{name}/{key}"] = _copy_to_cpu(own_part(value))
             _save_tensors(moments, temporary / f"optimizer{part}.safetensors")
             group.wait()
             if group.is_first:
@@ -116,7 +116,7 @@ def _save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
     flush_to_disk(path)
 
 
-def _copy(tensor: Tensor) -> Tensor:
+def _copy_to_cpu(tensor: Tensor) -> Tensor:
     """Copy to the CPU, so that a parameter of two modules can be written under both names."""
     return tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
 
@@ -128,7 +128,7 @@ def latest_checkpoint(folder: Path) -> Checkpoint | None:
 
 def final_checkpoint(run: Path, steps: int) -> Checkpoint | None:
     """Return the checkpoint of a run's last step; None if its weights are missing or damaged."""
-    return read_checkpoint(run / "checkpoints" / _name(steps), (WEIGHTS,))
+    return read_checkpoint(run / "checkpoints" / _checkpoint_name(steps), (WEIGHTS,))
 
 
 def require_trained(run: Path, steps: int) -> Checkpoint:
@@ -160,7 +160,7 @@ def read_checkpoint(path: Path, files: Sequence[str] = ()) -> Checkpoint | None:
     return Checkpoint(path, *facts, checksums) if is_whole else None
 
 
-def _name(step: int) -> str:
+def _checkpoint_name(step: int) -> str:
     return f"step-{step:08d}"
 
 
@@ -179,7 +179,7 @@ def load_weights(checkpoint: Path, model: nn.Module, *, is_start: bool = False) 
     is_start: the weights are of the parent run. They may lack parameters of the encoding, and norms of
     queries and keys; parameters of the parent's own encoding are left out.
     """
-    with _opened(checkpoint / WEIGHTS) as file:
+    with _open_safetensors(checkpoint / WEIGHTS) as file:
         saved = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     here = model.state_dict()
     for name in sorted(saved.keys() | here.keys()):
@@ -204,7 +204,7 @@ def _shape_in(tensors: Mapping[str, Tensor], name: str) -> list[int] | str:
     return list(tensors[name].shape) if name in tensors else "missing"
 
 
-def _opened(path: Path) -> Any:
+def _open_safetensors(path: Path) -> Any:
     try:
         return safe_open(path, "pt")
     except (SafetensorError, OSError) as error:
@@ -218,7 +218,7 @@ def load_optimizer(checkpoint: Checkpoint, model: nn.Module, optimizer: Optimize
     """
     paths = [checkpoint.path / name for name in sorted(checkpoint.checksums) if name != WEIGHTS]
     with ExitStack() as stack:
-        files = [stack.enter_context(_opened(path)) for path in paths]
+        files = [stack.enter_context(_open_safetensors(path)) for path in paths]
         for name, parameter in model.named_parameters():
             for key in MOMENTS:
                 entry = f"{name}/{key}"
@@ -251,6 +251,7 @@ def read_log(path: Path, last_step: int) -> list[Step]:
 
 
 def write_log(path: Path, log: list[Step]) -> None:
+    """Write train.csv: a row for each logged step."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(field.name for field in fields(Step))

@@ -151,15 +151,15 @@ def _beat(store: Any, over: threading.Event) -> None:
 
 def _lost_ranks(store: Any) -> list[int]:
     try:
-        before = _beats(store)
+        before = _beat_counts(store)
         time.sleep(SILENT_SECONDS)
-        silent = [number for number, count in enumerate(_beats(store)) if count == before[number]]
+        silent = [number for number, count in enumerate(_beat_counts(store)) if count == before[number]]
         return [number for number in silent if not store.check([f"left {number}"])]
     except RuntimeError:
         return [0]  # this process holds the store
 
 
-def _beats(store: Any) -> list[int]:
+def _beat_counts(store: Any) -> list[int]:
     return [store.add(f"beat {number}", 0) for number in range(world_size())]
 
 
@@ -187,15 +187,15 @@ def start_processes(count: int, work: Callable[..., object], *arguments: Any) ->
     heard = tuple(each for each in signals.STOP_SIGNALS if signal.getsignal(each) is not signal.SIG_IGN)
     with signals.handled(heard, stop):
         each = (count, store.port, signals.own_variables(), work, arguments)
-        started: Any = start_with_torch(_work, each, count, join=False, start_method=method)
-        processes += started.processes
+        started_group: Any = start_with_torch(_work_as_process, each, count, join=False, start_method=method)
+        processes += started_group.processes
         try:
-            while not started.join(grace_period=END_SECONDS):
+            while not started_group.join(grace_period=END_SECONDS):
                 pass
         except (ProcessExitedException, ProcessRaisedException) as error:
             if requests or getattr(error, "exit_code", None) == signals.EXIT_CODE:
                 raise signals.Stopped from error
-            raise _failure(error, count) from error
+            raise _exception_of_failure(error, count) from error
 
 
 def _store_on_loopback() -> Any:
@@ -206,9 +206,10 @@ def _store_on_loopback() -> Any:
     return dist.TCPStore(LOOPBACK, port, is_master=True, wait_for_workers=False, master_listen_fd=file)  # pyright: ignore[reportPrivateImportUsage]
 
 
-def _work(
+def _work_as_process(
     index: int, count: int, port: int, variables: dict[str, str], work: Callable[..., object], arguments: Any
 ) -> None:
+    """Call `work` in one of `count` processes, with the environment that torchrun would set."""
     variables_of_torchrun = {
         "RANK": index,
         "LOCAL_RANK": index,
@@ -241,7 +242,7 @@ def _end_with_starter() -> None:
     os._exit(signals.EXIT_CODE)
 
 
-def _failure(error: Any, count: int) -> RunError | UserError:
+def _exception_of_failure(error: Any, count: int) -> RunError | UserError:
     """Return an exception with the failed process and the reason, from PyTorch's exception."""
     who = f"rank {error.error_index} of {count} processes"
     kind = LostProcessError if error.error_index else RunError

@@ -96,12 +96,12 @@ class Optimizer:
 
     def _step_muon(self, parameters: Sequence[Parameter], group: ParameterGroup) -> None:
         """Move matrices by their orthogonalised Nesterov momentum; weight decay is decoupled, as in AdamW."""
-        alike: dict[tuple[int, ...], list[Parameter]] = {}
+        matrices_by_shape: dict[tuple[int, ...], list[Parameter]] = {}
         for index, parameter in enumerate(parameters):
             # Sharded matrices are gathered one at a time.
             key = (*parameter.shape, index if is_sharded(parameter) else 0)
-            alike.setdefault(key, []).append(parameter)
-        for (*shape, _), matrices in alike.items():
+            matrices_by_shape.setdefault(key, []).append(parameter)
+        for (*shape, _), matrices in matrices_by_shape.items():
             own_momenta = self._momenta(matrices)
             momenta = [gathered(own, matrix) for own, matrix in zip(own_momenta, matrices, strict=True)]
             moved = self._orthogonalised(momenta)
@@ -188,7 +188,7 @@ def make_optimizer(model: Decoder, train: TrainConfig, muon_dtype: torch.dtype |
     betas = (train.betas[0], train.betas[1])
     matrices = ParameterGroup(train.weight_decay, betas if train.optimizer == "adamw" else None)
     head = ParameterGroup(train.weight_decay, betas)
-    by_multiple: dict[tuple[float, bool], ParameterGroup] = {}
+    groups_by_multiple: dict[tuple[float, bool], ParameterGroup] = {}
     multiples = model.encoding.lr_multiples(train.encoding_lr)
     for name, parameter in model.named_parameters():
         part, _, own_name = name.partition(".")
@@ -199,11 +199,11 @@ def make_optimizer(model: Decoder, train: TrainConfig, muon_dtype: torch.dtype |
             parameter.requires_grad_(multiple > 0)
             # PyTorch cannot step sharded and other tensors in one group; an encoding's are never sharded.
             key = multiple, part == "encoding"
-            group = by_multiple.setdefault(key, ParameterGroup(betas=betas, lr_multiple=multiple))
+            group = groups_by_multiple.setdefault(key, ParameterGroup(betas=betas, lr_multiple=multiple))
         if train.only and part != train.only:
             parameter.requires_grad = False
         group.parameters.append(parameter)
-    groups = [group for group in (matrices, head, *by_multiple.values()) if group.parameters]
+    groups = [group for group in (matrices, head, *groups_by_multiple.values()) if group.parameters]
     return Optimizer(groups, muon_dtype)
 
 

@@ -63,8 +63,8 @@ def own_part(tensor: Any) -> Tensor:
 
 def gathered(part: Tensor, like: Tensor) -> Tensor:
     """Return the whole tensor from the parts of all processes, sharded as the tensor `like`."""
-    placed: Any = distributed(part, like)
-    return placed.full_tensor() if is_sharded(like) else placed
+    sharded: Any = distributed(part, like)
+    return sharded.full_tensor() if is_sharded(like) else sharded
 
 
 def distributed(part: Tensor, like: Any) -> Tensor:

@@ -167,7 +167,7 @@ class Trainer:
         losses: list[float] = []
         with user_code_errors(self.model.encoding, kind=RunError):
             # Ids are drawn for the whole batch: parts must give the same results as the whole.
-            share, ids = self._share(batch, derive_seed(self.config.seed, "ids", number), train=True)
+            share, ids = self._own_share(batch, derive_seed(self.config.seed, "ids", number), train=True)
             parts = share.split(len(share.tokens) // count)
             part_ids = ids.chunk(count) if ids.dim() == 2 else [ids] * count
             for part, own_ids in zip(parts, part_ids, strict=True):
@@ -220,14 +220,14 @@ class Trainer:
         nll = []
         with user_code_errors(self.model.encoding, kind=RunError):
             for part in batch.split(self.config.train.batch):
-                share, ids = self._share(part, derive_seed(0, "ids"), train=False)
+                share, ids = self._own_share(part, derive_seed(0, "ids"), train=False)
                 nll_of_share = self._nll(share, ids, self.losses)
                 nll.append(nll_of_share if self.group.rank < len(part.tokens) else nll_of_share[:0])
         values = torch.cat(nll)
         total, count = self.group.sum(float(values.double().sum()), len(values))
         return total / count
 
-    def _share(self, batch: Batch, seed: int, *, train: bool) -> tuple[Batch, Tensor]:
+    def _own_share(self, batch: Batch, seed: int, *, train: bool) -> tuple[Batch, Tensor]:
         """Return this process's share of a batch and of the ids, which are drawn for the whole batch."""
         generator = torch.Generator().manual_seed(seed)
         inputs_BT = batch.tokens[:, :-1].to(self.device)
@@ -236,6 +236,7 @@ class Trainer:
         return batch.map(self.group.share), own_ids
 
     def _nll(self, batch: Batch, ids: Tensor, losses: nn.Module) -> Tensor:
+        """Return the negative log-likelihood of each target of a batch that has a loss, in nats."""
         inputs_BT = batch.tokens[:, :-1].to(self.device)
         targets_BT = batch.tokens[:, 1:].to(self.device)
         has_loss = None if batch.is_answer is None else batch.is_answer[:, 1:].to(self.device).flatten()

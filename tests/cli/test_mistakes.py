@@ -127,6 +127,7 @@ reproduce gpu -> device=cuda was not found
 check rope --all -> --all checks every encoding: leave out rope, or --all
 check -> name an encoding, a file.py:Class, or say --all
 check rope train.length=64 -> check uses its own model: leave out train.length=64
+check rope threads=1 -> check uses its own model: leave out threads=1
 check partial_rope fraction=0.05 -> fraction=0.05 holds no pair: give at least 0.25 of a head of width 8
 check fope train_length=6 -> no pair makes a full turn within encoding.train_length=6 tokens
 check yarn beta_fast=1 -> beta_fast=1.0 must exceed encoding.beta_slow=1.0

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from support.encodings import turned_sides
+from support.reference_inputs import fill, near, output, series
 from torch import Tensor
 
 from pe_bench.encodings.base import LayerEncoding, Side
@@ -30,6 +31,14 @@ SINK = {"class": f"{MODULE}logits.sink:Sink", "n_heads": HEADS}
 LOGN = {"class": f"{MODULE}logits.logn:LogN", "train_length": 3}
 WINDOW = {"class": f"{MODULE}masks.sliding_window:SlidingWindow", "window": 3}
 RANDOM = {"class": f"{MODULE}ids.randomized:Randomized", "max_position": 40}
+NAPE = {
+    "name": "alibi",
+    "class": f"{MODULE}bias.alibi:ALiBi",
+    "n_heads": HEADS,
+    "silent": 0.5,
+    "slopes": "harmonic",
+}
+ENTMAX = {"class": f"{MODULE}logits.asentmax:ASEntmax", "d_model": 8, "n_heads": HEADS, "scaled": 0.5}
 
 generator = torch.Generator().manual_seed(0)
 X = torch.randn(1, TOKENS, HEADS * WIDTH, generator=generator, dtype=torch.float64)
@@ -74,6 +83,17 @@ def test_a_whole_composition_is_its_formula() -> None:
     scores = scores.masked_fill((distance < 0) | (distance >= 4), -math.inf)
     result = reference_attention(stack, X, Q, K, V, POSITION)
     assert (result - scores.softmax(-1) @ V).abs().max() < 1e-6
+
+
+def test_nape_with_entmax_has_the_outputs_of_the_authors_code() -> None:
+    """Numbers from deep-spin/asentmax, synthetic/src/models/architectures/sparse_gemma.py, run in float64."""
+    encoding = EncodingSpec({**NAPE, "modifiers": {"asentmax": ENTMAX}}).build(n_layers=1).double()
+    parameters = dict(encoding.named_parameters())
+    fill(parameters["modifiers.asentmax.layers.0.scale"], series(torch.sin, 0.15, 1, 8))
+    fill(parameters["modifiers.asentmax.layers.0.power"], series(torch.cos, 0.25, 1, 8))
+    last = output(encoding.layer(0))[0, :, -1]
+    assert near(last[0], [0.394906, 0.446612, 0.458423, 0.429285])
+    assert near(last[1], [0.371419, 0.379842, 0.354335, 0.297176])
 
 
 @pytest.mark.parametrize(

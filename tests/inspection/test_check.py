@@ -1,15 +1,18 @@
 """The conformance suite finds what is wrong with an encoding, where it is wrong, and nothing else."""
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from support import wrong_encodings
 from support.cases import LONG, PROPERTY, failures, find_case, find_wrong, finding
 from support.wrong_encodings import WRONG
 
 from pe_bench.errors import UserError
-from pe_bench.inspection.check import BASICS, PROPERTIES, check_all
+from pe_bench.inspection.check import BASICS, PROPERTIES, Property, check_all
+from pe_bench.inspection.check.case import Case, Finding
 
 FILE = Path(wrong_encodings.__file__)
 BASIC = [one.name for one in BASICS]
@@ -40,6 +43,23 @@ def test_what_is_right_and_unclaimed_is_no_failure_and_the_keys_that_a_query_see
     assert {finding(nope, name).state for name in ("effect", "norm", "decay")} == {"not claimed"}
     for name, seen in {"lm_infinite": "42 keys", "swan": "16 keys or every key", "rope": "every key"}.items():
         assert finding(find_case(name), "sight").measured.endswith(f"sees {seen}")
+
+
+def test_a_check_computes_with_one_thread_and_leaves_the_number_of_threads(command, monkeypatch) -> None:
+    seen: set[int] = set()
+
+    def check_all(case: Case) -> Iterator[tuple[Property, Finding]]:
+        seen.add(torch.get_num_threads())
+        yield PROPERTIES[0], Finding("holds", "")
+
+    monkeypatch.setattr("pe_bench.inspection.check.check_all", check_all)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        assert command("check", "rope").code == 0
+        assert seen == {1} and torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_a_right_encoding_exits_with_0(command) -> None:

@@ -115,8 +115,10 @@ def test_onednn_multiplies_where_mkl_leaves_avx512_unused(vendor, flag, is_faste
 @here
 def test_training_runs_in_the_compiled_code(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
-    call = native._call
-    monkeypatch.setattr(native, "_call", lambda name, *given: (calls.append(name), call(name, *given)))
+    call = native._call_for_rows
+    monkeypatch.setattr(
+        native, "_call_for_rows", lambda name, *given: (calls.append(name), call(name, *given))
+    )
     results(model_of("encoding=rope"))
     assert {f"pe_bench_{name}" for name in ("rms_norm", "rms_norm_backward", "swiglu", "nll")} <= {*calls}
 
@@ -159,7 +161,7 @@ def test_logits_of_any_size_have_a_loss_and_what_is_no_number_stays_none() -> No
 
 
 def test_other_types_and_autocast_are_pytorchs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "_call", lambda *_: pytest.fail("compiled code ran"))
+    monkeypatch.setattr(native, "_call_for_rows", lambda *_: pytest.fail("compiled code ran"))
     results(model_of("encoding=rope").double())
     with torch.autocast("cpu", torch.bfloat16):
         model_of("encoding=nope").hidden(tokens(), torch.arange(33))

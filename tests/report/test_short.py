@@ -18,7 +18,7 @@ from pe_bench.commands.reproduce.study import Step
 from pe_bench.commands.try_change.trying import Outcome, Try
 from pe_bench.errors import UserError
 from pe_bench.report.build import build_report, build_tables, run_tables
-from pe_bench.report.cells import by_importance, lengths_of_short_table, works_to
+from pe_bench.report.cells import lengths_by_importance, lengths_of_short_table, works_to
 from pe_bench.report.columns import to_frame, to_latex, to_markdown
 from pe_bench.report.groups import Selection
 from pe_bench.report.page import describe_result, to_html
@@ -69,7 +69,7 @@ def test_a_narrow_terminal_keeps_the_lengths_that_people_ask_for_and_the_answers
     dropped = [length for length in LENGTHS[2:] if length not in shown]
     assert bool(dropped) == (width < 90)
     assert not dropped or f"no room for {', '.join(f'{length:,}' for length in dropped)}" in text
-    assert shown == sorted(by_importance(LENGTHS[2:], 128, (), [192])[: len(shown)])
+    assert shown == sorted(lengths_by_importance(LENGTHS[2:], 128, (), [192])[: len(shown)])
     assert width < 80 or 192 in shown, "where rope breaks"
 
 

@@ -324,10 +324,10 @@ class TokenByToken(Recurrent):
     """A layer whose two forms read what `after_token` gives, one token after the other."""
 
     def attend(self, x, q, k, v):
-        return self._attend(self.read, x, q, k, v)
+        return self._attend_precisely(self.read, x, q, k, v)
 
     def attend_chunked(self, x, q, k, v):
-        return self._attend(self.read, x, q, k, v)
+        return self._attend_precisely(self.read, x, q, k, v)
 
     def read(self, tokens: Tokens):
         state = tokens.q.new_zeros(*tokens.q.shape[:2], tokens.q.shape[-1], tokens.v.shape[-1])
@@ -388,7 +388,7 @@ class DecayOfTheFeaturesOfValues(TokenByToken, KDA):
 @found_by(EQUATIONS)
 class KeysOfAnyNorm(GatedDeltaNet):
     def tokens(self, x, q, k, v):
-        return super().tokens(x, q, k, v)._replace(k=self._mixed("k", k))
+        return super().tokens(x, q, k, v)._replace(k=self._convolved_and_activated("k", k))
 
 
 @found_by(EQUATIONS, negative=True)
@@ -400,19 +400,19 @@ class StrengthNeverDoubled(GatedDeltaNet):
 
 @found_by(EQUATIONS)
 class LostTap(GatedDeltaNet):
-    def _mixed(self, name, x):
+    def _convolved_and_activated(self, name, x):
         return nn.functional.silu(convolved(x, self.taps[name][..., 1:]))
 
 
 @found_by(EQUATIONS)
 class TapsReversed(KDA):
-    def _mixed(self, name, x):
+    def _convolved_and_activated(self, name, x):
         return nn.functional.silu(convolved(x, self.taps[name].flip(-1)))
 
 
 @found_by(EQUATIONS)
 class ConvolutionWithoutItsFunction(GatedDeltaNet):
-    def _mixed(self, name, x):
+    def _convolved_and_activated(self, name, x):
         return convolved(x, self.taps[name])
 
 
@@ -452,7 +452,7 @@ class StateLostAtAChunksBorder(GatedDeltaNet):
             parts = zip(*(each.split(CHUNK, 2) for each in tokens), strict=True)
             return torch.cat([recurrence(Tokens(*part)) for part in parts], -2)
 
-        return self._attend(read, x, q, k, v)
+        return self._attend_precisely(read, x, q, k, v)
 
 
 @found_by("fused")
@@ -462,7 +462,7 @@ class ChunksWithoutTheTokenItself(GatedDeltaNet):
             own = (tokens.q * tokens.k).sum(-1, keepdim=True) * tokens.v
             return recurrence(tokens) - tokens.strength.unsqueeze(-1) * own
 
-        return self._attend(read, x, q, k, v)
+        return self._attend_precisely(read, x, q, k, v)
 
 
 def factors_in_single_precision(passed):

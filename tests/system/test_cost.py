@@ -3,7 +3,7 @@
 import pytest
 
 from pe_bench.system import cost
-from pe_bench.system.cost import Pace, cost_text, count, expect, said_once, told_to
+from pe_bench.system.cost import Pace, cost_text, count, expect, print_cost_once, report_cost_to
 
 
 def one_run(runs: int) -> str:
@@ -35,23 +35,23 @@ def test_one_core_and_a_gpu_are_named() -> None:
 def test_the_first_piece_says_what_all_that_are_left_cost_and_no_other_does(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    with said_once(lambda left: f"scoring {count(left, 'run')}", 4) as whole:
+    with print_cost_once(lambda left: f"scoring {count(left, 'run')}", 4) as whole:
         whole.ended = 1  # it was done before, and told no time
-        with said_once(one_run):
+        with print_cost_once(one_run):
             expect(40, 2)
         expect(400, 2)
     assert capsys.readouterr().err == "scoring 3 runs, about 2 min on 2 cores\n"
 
 
 def test_the_last_piece_that_is_left_is_said_as_one(capsys: pytest.CaptureFixture[str]) -> None:
-    with said_once(lambda left: f"{count(left, 'run')} of one seed", 2) as whole:
+    with print_cost_once(lambda left: f"{count(left, 'run')} of one seed", 2) as whole:
         whole.ended = 1
         expect(40, 1)
     assert capsys.readouterr().err == "1 run of one seed, about 40 s on 1 core\n"
 
 
 def test_what_ends_soon_and_what_nobody_listens_to_is_not_said(capsys: pytest.CaptureFixture[str]) -> None:
-    with said_once(one_run):
+    with print_cost_once(one_run):
         expect(3, 1)
     expect(1_000, 1)
     assert capsys.readouterr().err == ""
@@ -59,7 +59,7 @@ def test_what_ends_soon_and_what_nobody_listens_to_is_not_said(capsys: pytest.Ca
 
 def test_a_listener_hears_what_the_work_inside_expects() -> None:
     heard: list[tuple[float, int]] = []
-    with told_to(lambda seconds, cores: heard.append((seconds, cores))), said_once(one_run):
+    with report_cost_to(lambda seconds, cores: heard.append((seconds, cores))), print_cost_once(one_run):
         expect(50, 2)
     assert heard == [(50, 2)]
 

@@ -93,7 +93,7 @@ def test_others_compute_what_our_cores_are_busy_without_ourselves(tmp_path, monk
     monkeypatch.setattr("os.sysconf", lambda name: 1)
     monkeypatch.setattr("time.process_time", lambda: 1.5)
     (tmp_path / "stat").write_text("cpu 9\ncpu0 1 2 4 8 16 32 64 128\ncpu1 9\ncpu2 1 0 0 0 0 0 0 0\n")
-    assert machine.look(tmp_path / "stat")[1] == 1 + 2 + 4 + 32 + 64 + 128 + 1 - 1.5
+    assert machine.measure_others(tmp_path / "stat")[1] == 1 + 2 + 4 + 32 + 64 + 128 + 1 - 1.5
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_with_auto_a_run_takes_the_cores_that_are_free(monkeypatch, setting, cor
     looks = iter([(0.0, 50.0), (1.0, 50.0 + elsewhere)])
     monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(4)), raising=False)
     monkeypatch.setattr(machine, "available_cores", lambda: cores)
-    monkeypatch.setattr(machine, "look", lambda: next(looks))
+    monkeypatch.setattr(machine, "measure_others", lambda: next(looks))
     machine.set_threads(setting)
     machine.share_cores()
     assert torch.get_num_threads() == count

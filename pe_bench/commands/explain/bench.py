@@ -70,19 +70,19 @@ class Bench:
     plans: dict[int, Plan]  # the plan of each length
     # The plan of each length for the change `fitted`; empty if all documents are scored.
     fitted_on: dict[int, Plan]
-    _subjects: dict[int, Subject] = field(default_factory=dict)
-    _inputs: "Inputs | None" = None
+    _subjects: dict[int, Subject] = field(default_factory=dict)  # the subject of each length
+    _inputs: "Inputs | None" = None  # the inputs that were computed last, of one layer
 
     @classmethod
     def of(cls, job: Job, plans: Sequence[Plan]) -> "Bench":
         """Move the job's model to its device. plans: the plans from `plan_targets`."""
         model = job.model.to(job.device).eval()
-        scored: dict[int, Plan] = {}
+        scored_plans: dict[int, Plan] = {}
         fitted_on: dict[int, Plan] = {}
         for plan in plans:
             is_scored = plan.target_hash == plans[0].target_hash
-            (scored if is_scored else fitted_on)[plan.length] = plan
-        return cls(replace(job, model=model), scored, fitted_on)
+            (scored_plans if is_scored else fitted_on)[plan.length] = plan
+        return cls(replace(job, model=model), scored_plans, fitted_on)
 
     @property
     def train_length(self) -> int:
@@ -93,10 +93,10 @@ class Bench:
         if length not in self._subjects:
             first = self.plans[length].windows[0].first
             subject = Subject(self.job.model, self.train_length, length, first)
-            self._subjects[length] = self._fitted(subject)
+            self._subjects[length] = self._with_fitted_factors(subject)
         return self._subjects[length]
 
-    def _fitted(self, subject: Subject) -> Subject:
+    def _with_fitted_factors(self, subject: Subject) -> Subject:
         if not self.fitted_on or subject.length <= subject.train_length:
             return subject
         within = self.fitted_on[subject.train_length]
@@ -162,6 +162,7 @@ class Bench:
         return kept
 
     def _document_levels(self, plan: Plan, scored: Scored) -> np.ndarray:
+        """Return the level of each document, or of parts of documents if these are few."""
         scores = scores_of(plan, self.job.data.validation, scored.nll)
         _, levels = scores.by_cluster()
         return levels

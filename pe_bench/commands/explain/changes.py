@@ -81,12 +81,12 @@ class Change:
 
     name: str
     words: str  # the change in a sentence, a noun
-    make: Maker
+    make: Maker  # makes the changed layer
     # Makes the input, for a change that also acts on positions added to the input.
     make_input: InputMaker | None = None
     in_single_layers: bool = True  # whether the change is tried in single layers
     in_all_layers: bool = True  # whether the change is tried in all layers together
-    needs_softmax: bool = True
+    needs_softmax: bool = True  # whether the change has a meaning only in a layer with softmax
     acts_within: bool = False  # whether the change also acts on texts of the training length
 
 
@@ -95,19 +95,27 @@ def changes_of(train_length: int) -> list[Change]:
     slow = (float(train_length), math.inf)
     trained_only = "cutting distances and positions to trained ones"
     changes = [
-        Change("window", f"a window of {train_length:,}", _window),
-        Change("sharpen", "sharpening", _sharpened),
-        Change("fitted", f"sharpening to the entropy at {train_length:,}", _fitted),
-        Change("cut", trained_only, _cut, _cut_input),
-        Change("no positions", "leaving out positions", _without_positions, _no_input, acts_within=True),
-        Change("freeze slow", "freezing slow pairs", _freezing(slow), acts_within=True),
+        Change("window", f"a window of {train_length:,}", _layer_with_window),
+        Change("sharpen", "sharpening", _layer_with_sharpened_logits),
+        Change("fitted", f"sharpening to the entropy at {train_length:,}", _layer_with_fitted_logits),
+        Change("cut", trained_only, _layer_with_cut_distances, _parts_with_cut_input),
+        Change(
+            "no positions",
+            "leaving out positions",
+            _layer_without_positions,
+            _parts_without_input,
+            acts_within=True,
+        ),
+        Change("freeze slow", "freezing slow pairs", _maker_of_frozen_pairs(slow), acts_within=True),
     ]
-    off = Change("off", "switching attention off", _off, needs_softmax=False, acts_within=True)
+    off = Change(
+        "off", "switching attention off", _layer_that_reads_nothing, needs_softmax=False, acts_within=True
+    )
     changes.append(replace(off, in_all_layers=False))
     for low, high in BANDS:
         text = band_text(low, high)
         words = f"freezing pairs of wavelengths {text} training lengths"
-        freeze = _freezing((low * train_length, high * train_length))
+        freeze = _maker_of_frozen_pairs((low * train_length, high * train_length))
         change = Change(f"freeze {text}", words, freeze, acts_within=True)
         changes.append(replace(change, in_single_layers=False))
     return changes
@@ -116,20 +124,20 @@ def changes_of(train_length: int) -> list[Change]:
 def changes_of_head(train_length: int, head: int, n_heads: int) -> list[Change]:
     """Return the changes of one head of a layer."""
 
-    def window(subject: Subject, number: int) -> NewLayer:
+    def window_of_head(subject: Subject, number: int) -> NewLayer:
         return _with_part(subject, number, HeadWindow(train_length, head, n_heads))
 
-    def off(subject: Subject, number: int) -> NewLayer:
+    def head_off(subject: Subject, number: int) -> NewLayer:
         return _with_part(subject, number, HeadsOff(n_heads, [head]))
 
     return [
-        Change("window", f"a window of {train_length:,}", window),
-        Change("off", "switching attention off", off, needs_softmax=False, acts_within=True),
+        Change("window", f"a window of {train_length:,}", window_of_head),
+        Change("off", "switching attention off", head_off, needs_softmax=False, acts_within=True),
     ]
 
 
 def _with_part(subject: Subject, number: int, part: LayerEncoding) -> NewLayer:
-    """Return the layer with one more part of its encoding."""
+    """Return the layer with `part` added to its encoding."""
     return NewLayer(stack([subject.model.layer(number), part]))
 
 
@@ -174,6 +182,7 @@ def changed_model(
 
 
 def _changed_layer(subject: Subject, change: Change, number: int) -> NewLayer | str:
+    """Return the layer with the change, or the reason why the change has no meaning in the layer."""
     layer = subject.model.layer(number)
     if change.needs_softmax and layer.overrides("attend"):
         return NO_SOFTMAX
@@ -185,12 +194,12 @@ def _changed_layer(subject: Subject, change: Change, number: int) -> NewLayer | 
 # Windows
 
 
-def _window(subject: Subject, number: int) -> NewLayer:
+def _layer_with_window(subject: Subject, number: int) -> NewLayer:
     return NewLayer(window=subject.train_length)
 
 
 def reach(layer: LayerEncoding, length: int) -> int:
-    """Return the number of tokens from the first that the last of `length` tokens sees to itself."""
+    """Return how many tokens back the last of `length` tokens sees, itself included."""
     index = torch.arange(length)
     nothing = torch.empty(1, 1, length, 0)
     keys = Side(nothing, nothing, index, index, {})
@@ -214,7 +223,7 @@ class HeadWindow(LayerEncoding):
 
 
 class HeadsOff(LayerEncoding):
-    """The heads with these numbers read nothing."""
+    """The heads with these numbers read nothing; all other heads read as before."""
 
     def __init__(self, n_heads: int, heads: Sequence[int]) -> None:
         super().__init__()
@@ -225,7 +234,7 @@ class HeadsOff(LayerEncoding):
         return self.factors.to(x.device)
 
 
-def _off(subject: Subject, number: int) -> NewLayer:
+def _layer_that_reads_nothing(subject: Subject, number: int) -> NewLayer:
     every_head = HeadsOff(1, [0])  # one factor for all heads
     return _with_part(subject, number, every_head)
 
@@ -270,20 +279,21 @@ class SharperLogits(Sharper):
         return scores * self.factor(queries)
 
 
-def _sharpened(subject: Subject, number: int) -> NewLayer:
-    return _sharper(subject, number, None)
+def _layer_with_sharpened_logits(subject: Subject, number: int) -> NewLayer:
+    return _layer_with_multiplied_logits(subject, number, None)
 
 
-def _fitted(subject: Subject, number: int) -> NewLayer | str:
+def _layer_with_fitted_logits(subject: Subject, number: int) -> NewLayer | str:
     if subject.model.layer(number).overrides("weights"):
         return NOT_FITTED
     factors = subject.factors.get(number)
     if factors is None:
         return NO_DOCUMENTS
-    return _sharper(subject, number, factors)
+    return _layer_with_multiplied_logits(subject, number, factors)
 
 
-def _sharper(subject: Subject, number: int, factors: Tensor | None) -> NewLayer:
+def _layer_with_multiplied_logits(subject: Subject, number: int, factors: Tensor | None) -> NewLayer:
+    """Return the layer with logits multiplied as in `Sharper`. factors: [H]; None without a fit."""
     layer = subject.model.layer(number)
     kind = SharperLogits if layer.overrides("bias", "distance_bias", "adjust") else SharperScores
     return _with_part(subject, number, kind(subject.train_length, subject.first, factors))
@@ -292,7 +302,7 @@ def _sharper(subject: Subject, number: int, factors: Tensor | None) -> NewLayer:
 # Positions
 
 
-def _without_positions(subject: Subject, number: int) -> NewLayer | str:
+def _layer_without_positions(subject: Subject, number: int) -> NewLayer | str:
     leaves = leaves_of(subject.model.layer(number))
     kept = [leaf for leaf in leaves if not _reads_positions(leaf)]
     if len(kept) == len(leaves):
@@ -301,6 +311,7 @@ def _without_positions(subject: Subject, number: int) -> NewLayer | str:
 
 
 def _reads_positions(leaf: LayerEncoding) -> bool:
+    """Return whether an encoding of a layer reads positions."""
     # An encoding that scales or sparsifies logits, such as entmax, reads no positions.
     return leaf.family != "scale" and leaf.overrides(*POSITION_HOOKS)
 
@@ -335,6 +346,7 @@ class CutDistances(Stack):
         return near, self._far_sides(*far)
 
     def _is_near(self, queries: Side, keys: Side) -> Tensor:
+        """Return the mask [.., Q, N] of the pairs that are less than `near` positions apart."""
         distance = queries.position.unsqueeze(-1) - keys.position.unsqueeze(-2)
         return distance < self.near
 
@@ -368,7 +380,7 @@ class CutDistances(Stack):
         return super().overrides(*(hook for hook in hooks if hook != "columns"))
 
 
-def _cut(subject: Subject, number: int) -> NewLayer | str:
+def _layer_with_cut_distances(subject: Subject, number: int) -> NewLayer | str:
     layer = subject.model.layer(number)
     reason = distance_reason(layer)
     return reason or NewLayer(CutDistances(leaves_of(layer), subject.train_length // 2))
@@ -397,6 +409,7 @@ class FrozenPairs(LayerEncoding):
         return self._turned(queries), self._turned(keys)
 
     def _turned(self, side: Side) -> Tensor:
+        """Return the features of queries or keys, the first of them rotated and multiplied."""
         turned = rotate(side.x, side.position, self.frequencies, self.layout)
         if self.factor == 1:
             return turned
@@ -413,10 +426,10 @@ def _with_frequencies(layer: RoPE, frequencies: Tensor) -> RoPE:
     return other
 
 
-def _freezing(band: tuple[float, float]) -> Maker:
+def _maker_of_frozen_pairs(band: tuple[float, float]) -> Maker:
     """Make the change that freezes pairs with wavelengths in the band. band: its ends, in tokens."""
 
-    def freeze(subject: Subject, number: int) -> NewLayer | str:
+    def layer_with_frozen_pairs(subject: Subject, number: int) -> NewLayer | str:
         leaves = leaves_of(subject.model.layer(number))
         rotations = [rotation_at(leaf, subject.length) for leaf in leaves]
         if all(rotation is None for rotation in rotations):
@@ -426,12 +439,12 @@ def _freezing(band: tuple[float, float]) -> Maker:
             if rotation is not None:
                 is_frozen = is_in_band(rotation.frequencies, *band)
                 if is_frozen.any():
-                    new[place] = _frozen(leaves[place], rotation, is_frozen)
+                    new[place] = _leaf_with_frozen_pairs(leaves[place], rotation, is_frozen)
         if new == [*leaves]:
             return NO_SUCH_PAIR
         return NewLayer(stack(new))
 
-    return freeze
+    return layer_with_frozen_pairs
 
 
 def layout_of(leaf: LayerEncoding) -> Layout:
@@ -445,7 +458,7 @@ def is_in_band(frequencies: Tensor, low: float, high: float) -> Tensor:
     return (wavelengths > low) & (wavelengths <= high) & (frequencies > 0)
 
 
-def _frozen(leaf: LayerEncoding, rotation: Scaled, is_frozen: Tensor) -> LayerEncoding:
+def _leaf_with_frozen_pairs(leaf: LayerEncoding, rotation: Scaled, is_frozen: Tensor) -> LayerEncoding:
     """Return a rotary encoding whose pairs `is_frozen`, bool [pairs], are not rotated."""
     kept = rotation.frequencies.masked_fill(is_frozen, 0)
     if isinstance(leaf, RoPE):
@@ -472,23 +485,23 @@ class NoInput(PositionalEncoding):
     """An encoding that adds nothing to the input."""
 
 
-def _cut_input(subject: Subject) -> list[PositionalEncoding] | None:
-    return _new_input(subject, lambda part: CutInput(part, subject.train_length))
+def _parts_with_cut_input(subject: Subject) -> list[PositionalEncoding] | None:
+    return _parts_with_new_input(subject, lambda part: CutInput(part, subject.train_length))
 
 
-def _no_input(subject: Subject) -> list[PositionalEncoding] | None:
-    return _new_input(subject, lambda part: NoInput())
+def _parts_without_input(subject: Subject) -> list[PositionalEncoding] | None:
+    return _parts_with_new_input(subject, lambda part: NoInput())
 
 
-def _new_input(
+def _parts_with_new_input(
     subject: Subject, make: Callable[[PositionalEncoding], PositionalEncoding]
 ) -> list[PositionalEncoding] | None:
     """Return the encoding's parts, with new parts in place of the parts that change the input.
 
     Returns None if no part changes the input. A part that also makes the position ids is kept.
     """
-    parts: list[PositionalEncoding] = []
+    new_parts: list[PositionalEncoding] = []
     for part in subject.model.encoding.parts:
         is_new = part.overrides("embed") and not part.overrides("ids")
-        parts.append(make(part) if is_new else part)
-    return None if parts == [*subject.model.encoding.parts] else parts
+        new_parts.append(make(part) if is_new else part)
+    return None if new_parts == [*subject.model.encoding.parts] else new_parts

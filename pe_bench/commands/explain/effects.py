@@ -72,9 +72,8 @@ class Effect:
     place: Place
     length: int
     restored: Interval | None = None  # bits per byte, or nats per token where the tokenizer loses text
-    share: Interval | None = (
-        None  # restored over lost; None where no loss is sure, and at the training length
-    )
+    # Restored over lost; None where no loss is sure, and at the training length.
+    share: Interval | None = None
     reason: str = ""  # why there is no number
 
 
@@ -148,51 +147,51 @@ def sentence_of(label: str, train_length: int, losses: Sequence[Loss], effects: 
         scored = max(loss.length for loss in losses if not loss.reason)
         return f"No loss of {label} is sure up to {scored:,} tokens: there is nothing to explain"
     length = sure[-1].length
-    known = _with_share(effects, length)
+    known = _effects_with_share(effects, length)
     lost = f"what is lost at {length:,} tokens"
     single = [effect for effect in known if effect.place.is_single]
     whole = [effect for effect in known if effect.place.is_all]
-    to_blame = [effect for effect in single if _restores_half(effect, len(single))]
+    to_blame = [effect for effect in single if _surely_restores_half(effect, len(single))]
     if to_blame:
         best = _most_precise(to_blame)
         change = best.words[:1].upper() + best.words[1:]
-        others = _other_kinds(whole, best.change)
+        others = _clause_on_other_kinds(whole, best.change)
         return f"{change} {best.place.words} alone restores {_share_text(best)} of {lost}{others}"
-    best = max(whole, key=_share, default=None)
-    if best is None or not _restores_something(best):
+    best = max(whole, key=_mean_share, default=None)
+    if best is None or not _surely_restores_something(best):
         return f"No change surely restores anything of {lost}"
     restored = f"{best.words} {best.place.words} restores {_share_text(best)} of {lost}"
-    others = _other_kinds(whole, best.change)
+    others = _clause_on_other_kinds(whole, best.change)
     return f"No single layer is to blame: {restored}{others}"
 
 
-def _with_share(effects: Iterable[Effect], length: int) -> list[Effect]:
+def _effects_with_share(effects: Iterable[Effect], length: int) -> list[Effect]:
     return [effect for effect in effects if effect.length == length and effect.share is not None]
 
 
 def _most_precise(effects: Sequence[Effect]) -> Effect:
     """Return the effect with the largest share, or the effect of a head that restores about as much."""
-    best = max(effects, key=_share)
+    best = max(effects, key=_mean_share)
     assert best.share is not None
     least = best.share.low
     head_effects = [effect for effect in effects if effect.place.head is not None]
-    as_good = [effect for effect in head_effects if _share(effect) >= least]
-    return max(as_good or [best], key=_share)
+    as_good = [effect for effect in head_effects if _mean_share(effect) >= least]
+    return max(as_good or [best], key=_mean_share)
 
 
-def _other_kinds(whole: Sequence[Effect], named: str) -> str:
+def _clause_on_other_kinds(whole: Sequence[Effect], named: str) -> str:
     """Name the best change of each kind except the kind of `named`, and the share it restores, as a clause.
 
     whole: the effects of changes in all layers.
     """
-    parts: list[str] = []
+    clauses: list[str] = []
     for kind in KINDS:
         same_kind = [effect for effect in whole if effect.change in kind]
         if named not in kind and same_kind:
-            best = max(same_kind, key=_share)
-            share = percent(_share(best))
-            parts.append(f"{best.words} restores {share} %")
-    return f"; in all layers, {' and '.join(parts)}" if parts else ""
+            best = max(same_kind, key=_mean_share)
+            share = percent(_mean_share(best))
+            clauses.append(f"{best.words} restores {share} %")
+    return f"; in all layers, {' and '.join(clauses)}" if clauses else ""
 
 
 def worst_layer(losses: Sequence[Loss], effects: Sequence[Effect]) -> int | None:
@@ -204,21 +203,22 @@ def worst_layer(losses: Sequence[Loss], effects: Sequence[Effect]) -> int | None
 def best_effect(effects: Iterable[Effect], losses: Sequence[Loss]) -> Effect | None:
     """Return the effect with the largest share at the longest length with a sure loss; None without any."""
     longest = max((loss.length for loss in losses if loss.is_sure), default=0)
-    return max(_with_share(effects, longest), key=_share, default=None)
+    return max(_effects_with_share(effects, longest), key=_mean_share, default=None)
 
 
-def _share(effect: Effect) -> float:
+def _mean_share(effect: Effect) -> float:
     assert effect.share is not None
     return effect.share.mean
 
 
-def _restores_half(effect: Effect, n_changes: int) -> bool:
+def _surely_restores_half(effect: Effect, n_changes: int) -> bool:
+    """Return whether the share is surely above `HALF`, corrected for `n_changes` changes (Bonferroni)."""
     assert effect.share is not None
     low, _ = effect.share.at(1 - (1 - CONFIDENCE) / n_changes)
     return low > HALF
 
 
-def _restores_something(effect: Effect) -> bool:
+def _surely_restores_something(effect: Effect) -> bool:
     return effect.share is not None and effect.share.low > 0
 
 

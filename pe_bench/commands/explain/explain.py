@@ -32,7 +32,7 @@ from pe_bench.report.verdicts import unlearned
 from pe_bench.runs.find import ScoredRuns, find_runs, is_checkpoint, read_anchors, without_tries
 from pe_bench.runs.folder import RunFolder
 from pe_bench.runs.rows import Row
-from pe_bench.system.cost import count, expect, said_once
+from pe_bench.system.cost import count, expect, print_cost_once
 from pe_bench.system.machine import cores_of
 from pe_bench.system.terminal import progress_bar
 from pe_bench.values import check_type
@@ -65,7 +65,7 @@ def explain_runs(names: Sequence[str], by: Sequence[str], request: Evaluation) -
     lengths = chosen_lengths(first.config, request.lengths)
     runs = tuple(bench.job.folder for bench in benches)
     work_text = f"explaining {count(len(runs), 'run')}"
-    with said_once(lambda pieces: work_text):
+    with print_cost_once(lambda pieces: work_text):
         explainer = Explainer(benches, lengths)
         losses, effects = explainer.explain(by_head="head" in by)
         measures = explainer.measures() if "layer" in by else []
@@ -167,7 +167,7 @@ class Explainer:
 
     def explain(self, *, by_head: bool = False) -> tuple[list[Loss], list[Effect]]:
         """Return the loss at each length, and the effect of each change."""
-        losses = self._losses()
+        losses = self._score_losses()
         effects: list[Effect] = []
         if not any(loss.is_sure for loss in losses):
             return losses, effects
@@ -178,37 +178,37 @@ class Explainer:
         parts = singles if self.n_layers <= MOST_SINGLE else quarters(self.n_layers)
         everything = Place(tuple(range(self.n_layers)), is_all=True)
         planned = [*product(for_all, [everything]), *product(for_parts, parts)]
-        effects += self._effects(planned, losses)
+        effects += self._effects_of_changes(planned, losses)
         if parts is not singles:
             best = best_effect((effect for effect in effects if effect.place in parts), losses)
             worst = parts[0] if best is None else best.place
             inside = [singles[number] for number in worst.layers]
-            effects += self._effects([*product(for_parts, inside)], losses)
+            effects += self._effects_of_changes([*product(for_parts, inside)], losses)
         layer = worst_layer(losses, effects)
         if by_head and layer is not None:
-            effects += self._effects(self._head_changes(layer), losses)
+            effects += self._effects_of_changes(self._head_changes(layer), losses)
         order = {change.name: number for number, change in enumerate(changes)}
         return losses, sorted(effects, key=lambda effect: order[effect.change])
 
     def _head_changes(self, layer: int) -> list[tuple[Change, Place]]:
         """Return the changes of each head of a layer."""
         n_heads = self.benches[0].job.config.model.n_heads
-        planned: list[tuple[Change, Place]] = []
+        changes_with_places: list[tuple[Change, Place]] = []
         for head in range(n_heads):
             changes = changes_of_head(self.train_length, head, n_heads)
-            planned += [(change, Place((layer,), head)) for change in changes]
-        return planned
+            changes_with_places += [(change, Place((layer,), head)) for change in changes]
+        return changes_with_places
 
     def measures(self) -> list[LayerMeasure]:
         """Measure each layer at each length that was scored."""
-        values: dict[int, list[TargetValues]] = {}
+        values_at_lengths: dict[int, list[TargetValues]] = {}
         for length in self.levels:
-            values[length] = [bench.measure(length) for bench in self.benches]
+            values_at_lengths[length] = [bench.measure(length) for bench in self.benches]
         model = self.benches[0].job.model
         layers = [model.layer(number) for number in range(self.n_layers)]
-        return layer_measures(values, self.benches[0].clusters, layers, self.train_length)
+        return layer_measures(values_at_lengths, self.benches[0].clusters, layers, self.train_length)
 
-    def _losses(self) -> list[Loss]:
+    def _score_losses(self) -> list[Loss]:
         """Score the unchanged models, and return the loss at each length. Raises `RunError`."""
         reason = self._score_unchanged(self.train_length)
         if reason:
@@ -234,7 +234,9 @@ class Explainer:
         self.levels[length] = np.stack(levels)
         return ""
 
-    def _effects(self, planned: Sequence[tuple[Change, Place]], losses: Sequence[Loss]) -> list[Effect]:
+    def _effects_of_changes(
+        self, planned: Sequence[tuple[Change, Place]], losses: Sequence[Loss]
+    ) -> list[Effect]:
         """Return the effect of each change at each length with a sure loss, and at the training length.
 
         planned: each change with its place.
@@ -246,7 +248,7 @@ class Explainer:
         # By the first changed layer, so that the inputs of one layer are kept at a time.
         experiments.sort(key=lambda each: (each.length, each.place.layers[0]))
         job = self.benches[0].job
-        seconds = sum(map(self._cost, experiments))
+        seconds = sum(map(self._seconds_to_score, experiments))
         expect(seconds, cores_of(job.device, job.threads))
         effects: list[Effect] = []
         previous = None
@@ -257,29 +259,30 @@ class Explainer:
                 if previous not in (None, length):
                     line = f"length {previous:,} done"
                 bar.show(number, str(experiment), line)
-                effects.append(self._effect(experiment, lost.get(length)))
+                effects.append(self._score_change(experiment, lost.get(length)))
                 previous = length
         return effects
 
-    def _cost(self, experiment: Experiment) -> float:
+    def _seconds_to_score(self, experiment: Experiment) -> float:
         """Return the seconds to score a change; layers below it are computed once for many changes."""
         has_parts = self.benches[0].job.model.has_parts
         shared = experiment.place.layers[0] if has_parts else 0
         return self.seconds[experiment.length] * (1 - shared / self.n_layers)
 
-    def _effect(self, experiment: Experiment, loss: Loss | None) -> Effect:
+    def _score_change(self, experiment: Experiment, loss: Loss | None) -> Effect:
+        """Score a change in its place, and return its effect. loss: None at the training length."""
         change, place, length = experiment
-        changed: list[np.ndarray] = []
+        changed_levels: list[np.ndarray] = []
         for bench in self.benches:
             model = changed_model(bench.subject(length), change, place.layers, is_all=place.is_all)
             if isinstance(model, str):
                 return Effect(change.name, change.words, place, length, reason=model)
             try:
-                changed.append(bench.levels(model, length))
+                changed_levels.append(bench.levels(model, length))
             except LengthError as error:
                 return Effect(change.name, change.words, place, length, reason=str(error))
         within = self.levels[self.train_length]
-        levels = (within, self.levels[length], np.stack(changed))
+        levels = (within, self.levels[length], np.stack(changed_levels))
         return effect_of(change, place, length, levels, loss)
 
 

@@ -77,18 +77,18 @@ def tables_of(found: Explanation) -> list[Grid]:
 
 def _table_of_changes(found: Explanation) -> Grid:
     """Return a row for each change and place: shares by length, and the cost at the training length."""
-    known: dict[tuple[str, str], dict[int, Effect]] = {}
+    effects_by_row: dict[tuple[str, str], dict[int, Effect]] = {}
     for effect in found.effects:
-        by_length = known.setdefault((effect.change, str(effect.place)), {})
+        by_length = effects_by_row.setdefault((effect.change, str(effect.place)), {})
         by_length[effect.length] = effect
     trained = found.train_length
     rows = [[Cell("lost"), Cell(), Cell(), *map(_loss_cell, found.losses)]]
-    missing: list[Missing] = []
+    missing_effects: list[Missing] = []
     first_lost = min((loss.length for loss in found.losses if loss.is_sure), default=0)
-    for (change, place), by_length in known.items():
+    for (change, place), by_length in effects_by_row.items():
         first = by_length.get(first_lost)
         if first is not None and first.reason:
-            missing.append((first.reason, change, place))
+            missing_effects.append((first.reason, change, place))
             continue
         cost = _cost_cell(by_length.get(trained))
         shares = [_share_cell(by_length.get(length)) for length in found.lengths]
@@ -96,10 +96,10 @@ def _table_of_changes(found: Explanation) -> Grid:
     notes = [f"{found.sentence}."]
     if found.warning:
         notes.insert(0, f"warning: {found.warning}")
-    if known:
+    if effects_by_row:
         notes.append(SHARES_NOTE)
         notes.append(f"at {trained:,}: {found.unit} that the change adds at the training length")
-    notes += _missing_notes(missing)
+    notes += _missing_notes(missing_effects)
     seeds = len(found.runs)
     title = [
         f"{found.label}, trained at {trained:,} tokens",
@@ -107,11 +107,12 @@ def _table_of_changes(found: Explanation) -> Grid:
     ]
     title.append(f"{found.targets:,} targets of {found.documents} documents")
     title.append(f"lost in {found.unit}")
-    columns = _columns("change", f"at {trained:,}", *_headings(found.lengths))
+    columns = _columns_by_layer("change", f"at {trained:,}", *_headings(found.lengths))
     return Grid(columns, rows, title, notes=notes, keys=2).without_empty()
 
 
-def _columns(first: str, *lengths: str) -> list[Column]:
+def _columns_by_layer(first: str, *lengths: str) -> list[Column]:
+    """Return the columns of a table: names under the heading `first`, layers, and each length."""
     names = [Column(first, is_left=True), Column("layer", is_left=True)]
     return [*names, *map(Column, lengths)]
 
@@ -144,10 +145,11 @@ def _share_cell(effect: Effect | None) -> Cell:
         return Cell()
     share = effect.share
     text = f"{percent(share.mean)}{_half_width(share, '.0f', 100)} %"
-    return Cell(text, colour=_colour(share))
+    return Cell(text, colour=_colour_of_interval(share))
 
 
-def _colour(interval: Interval) -> str:
+def _colour_of_interval(interval: Interval) -> str:
+    """Return the colour of a number: dim if the interval includes zero."""
     return "" if is_nonzero(interval) else "dim"
 
 
@@ -155,24 +157,24 @@ def _table_of_measures(found: Explanation) -> Grid:
     """Return a row for each measure and layer: its mean at each length."""
     trained = found.train_length
     lengths = dict.fromkeys(measure.length for measure in found.measures)
-    by_row: dict[tuple[str, int], list[LayerMeasure]] = {}
+    measures_by_row: dict[tuple[str, int], list[LayerMeasure]] = {}
     for measure in found.measures:
-        by_row.setdefault((measure.name, measure.layer), []).append(measure)
+        measures_by_row.setdefault((measure.name, measure.layer), []).append(measure)
     rows: list[list[Cell]] = []
-    missing: list[Missing] = []
-    for (name, layer), measures in by_row.items():
+    missing_measures: list[Missing] = []
+    for (name, layer), measures in measures_by_row.items():
         reason = measures[0].reason
         if reason:
-            missing.append((reason, name, str(layer)))
+            missing_measures.append((reason, name, str(layer)))
         else:
             cells = map(_measure_cell, measures)
             rows.append([Cell(name), Cell(str(layer)), *cells])
     notes = [
         "means over heads and targets; what they describe need not be a cause",
         f"±: half the 95 % interval of the difference from {trained:,} tokens, query by query",
-        *_missing_notes(missing),
+        *_missing_notes(missing_measures),
     ]
-    columns = _columns("measured", *_headings(lengths))
+    columns = _columns_by_layer("measured", *_headings(lengths))
     return Grid(columns, rows, ["what each layer reads"], notes=notes, keys=2)
 
 
@@ -180,14 +182,14 @@ def _measure_cell(measure: LayerMeasure) -> Cell:
     if measure.mean is None:
         return Cell(MISSING)
     change = measure.change
-    text = _number(measure.mean)
+    text = _number_text(measure.mean)
     if change is None or math.isinf(change.high):
         return Cell(text)
-    half = _number((change.high - change.low) / 2)
-    return Cell(f"{text} ± {half}", colour=_colour(change))
+    half = _number_text((change.high - change.low) / 2)
+    return Cell(f"{text} ± {half}", colour=_colour_of_interval(change))
 
 
-def _number(value: float) -> str:
+def _number_text(value: float) -> str:
     """Return a number with three decimals below 10, one below 100, and none above."""
     size = abs(value)
     if size >= 100:
@@ -197,26 +199,26 @@ def _number(value: float) -> str:
 
 def _missing_notes(missing: Sequence[Missing]) -> list[str]:
     """Return one note for all measures that are missing for the same reason in the same layers."""
-    layers: dict[str, dict[str, list[str]]] = {}  # the layers, by reason and name
+    layers_without: dict[str, dict[str, list[str]]] = {}  # the layers, by reason and name
     for reason, name, layer in missing:
-        layers.setdefault(reason, {}).setdefault(name, []).append(layer)
+        layers_without.setdefault(reason, {}).setdefault(name, []).append(layer)
     notes: list[str] = []
-    for reason, by_name in layers.items():
-        names_in: dict[str, list[str]] = {}
+    for reason, by_name in layers_without.items():
+        names_by_layers: dict[str, list[str]] = {}
         for name, numbers in by_name.items():
-            names_in.setdefault(", ".join(numbers), []).append(name)
-        for numbers, names in names_in.items():
+            names_by_layers.setdefault(", ".join(numbers), []).append(name)
+        for numbers, names in names_by_layers.items():
             listed = ", ".join(names)
             notes.append(f"n/a  {listed}: {reason} (layer {numbers})")
     return notes
 
 
-def _rows(found: Explanation) -> Iterator[dict[str, Any]]:
+def _csv_rows(found: Explanation) -> Iterator[dict[str, Any]]:
     """Yield a row for each loss, effect and measure, with the columns `COLUMNS`."""
     for loss in found.losses:
-        yield _row(change="lost", length=loss.length, restored=loss.lost, reason=loss.reason)
+        yield _csv_row(change="lost", length=loss.length, restored=loss.lost, reason=loss.reason)
     for effect in found.effects:
-        yield _row(
+        yield _csv_row(
             change=effect.change,
             layers=" ".join(map(str, effect.place.layers)),
             head=effect.place.head,
@@ -226,7 +228,7 @@ def _rows(found: Explanation) -> Iterator[dict[str, Any]]:
             reason=effect.reason,
         )
     for measure in found.measures:
-        yield _row(
+        yield _csv_row(
             measure=measure.name,
             layers=str(measure.layer),
             length=measure.length,
@@ -236,7 +238,8 @@ def _rows(found: Explanation) -> Iterator[dict[str, Any]]:
         )
 
 
-def _row(**values: Any) -> dict[str, Any]:
+def _csv_row(**values: Any) -> dict[str, Any]:
+    """Return a row of `COLUMNS`; an interval fills three columns, and missing values are None."""
     row: dict[str, Any] = {name: values.get(name) for name in COLUMNS}
     for name in ("restored", "share", "difference"):
         interval = values.get(name)
@@ -251,4 +254,4 @@ def csv_text(found: Explanation) -> str:
     """Return the numbers as CSV: a row for each loss, effect and measure."""
     import pandas
 
-    return pandas.DataFrame(_rows(found), columns=list(COLUMNS)).to_csv(index=False)
+    return pandas.DataFrame(_csv_rows(found), columns=list(COLUMNS)).to_csv(index=False)

@@ -11,8 +11,8 @@ from pe_bench.commands.explain.observe import Observer, QueryBlock, entropies, o
 from pe_bench.model.decoder import LanguageModel
 from pe_bench.scoring.protocols import Plan
 
-FACTORS = 2.0 ** np.linspace(-1, 3, 17)  # a factor between two of these is interpolated
-EVERY = 8  # targets, of which the first is used in the fit
+TRIED_FACTORS = 2.0 ** np.linspace(-1, 3, 17)  # a factor between two of these is interpolated
+FIT_EVERY = 8  # targets, of which the first is used in the fit
 
 
 class Entropies(Observer):
@@ -25,23 +25,23 @@ class Entropies(Observer):
         super().__init__(queries)
         self.factors = factors
         self.sums: dict[int, Tensor] = {}  # [factors, H]
-        self.counts: dict[int, int] = {}
+        self.counts: dict[int, int] = {}  # the number of summed queries
 
     def see_softmax(self, number: int, blocks: Iterator[QueryBlock]) -> None:
         for block in blocks:
             if block.layer.overrides("weights"):
                 return
             place = block.queries.index - self.queries.start
-            rows = (place % EVERY == 0).nonzero().flatten()
+            rows = (place % FIT_EVERY == 0).nonzero().flatten()
             null = block.layer.null_logit(block.queries)
             if null is not None:
                 null = null.expand(*block.logits.shape[:-1], 1)
                 null = null[:, :, rows]
             masked = block.masked[:, :, rows]
-            sums: list[Tensor] = []
+            entropy_sums: list[Tensor] = []
             for factor in self.factors.tolist():
-                sums.append(entropies(masked, factor, null).double().sum((0, 2)))
-            self.sums[number] = self.sums.get(number, 0) + torch.stack(sums)
+                entropy_sums.append(entropies(masked, factor, null).double().sum((0, 2)))
+            self.sums[number] = self.sums.get(number, 0) + torch.stack(entropy_sums)
             count = len(rows) * len(masked)
             self.counts[number] = self.counts.get(number, 0) + count
 
@@ -59,11 +59,11 @@ def fitted_factors(
     scores a plan with a model.
     """
     at_training = Entropies(target_queries(within), np.ones(1))
-    at_length = Entropies(target_queries(beyond), FACTORS)
+    at_length = Entropies(target_queries(beyond), TRIED_FACTORS)
     score(observed_model(subject.model, at_training), within)
     score(observed_model(subject.model, at_length), beyond)
     # Entropy falls as the factor rises; np.interp wants rising points.
-    falling = np.log(FACTORS)[::-1]
+    falling = np.log(TRIED_FACTORS)[::-1]
     factors: dict[int, Tensor] = {}
     for number in at_length.sums:
         (wanted,) = at_training.mean(number)

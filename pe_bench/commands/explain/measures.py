@@ -90,7 +90,7 @@ class MeasureCollector(Observer):
         measured = [block_measures(block, self.train_length) for block in blocks]
         for name in measured[0]:
             values = torch.cat([block[name] for block in measured], -1)
-            self._add(number, name, values)
+            self._collect(number, name, values)
 
     def see_recurrent(self, number: int, state: State) -> None:
         queries = slice(self.queries.start, self.queries.stop)
@@ -99,20 +99,21 @@ class MeasureCollector(Observer):
         half_lives = by_query.median(-1).values
         norms = state.last.double().square().sum((-2, -1)).sqrt()
         norm = norms.mean(-1, keepdim=True)
-        self._add(number, "half-life", half_lives)
-        self._add(number, "state norm", norm.expand_as(half_lives))
+        self._collect(number, "half-life", half_lives)
+        self._collect(number, "state norm", norm.expand_as(half_lives))
 
-    def _add(self, number: int, name: str, values: Tensor) -> None:
+    def _collect(self, number: int, name: str, values: Tensor) -> None:
+        """Keep the values [B, queries] of a measure in layer `number` during one pass."""
         self.values.setdefault((number, name), []).append(values.cpu())
 
     def target_values(self, targets: int) -> TargetValues:
         """Return the measures of all targets, in the order of the plan. targets: the number of targets."""
-        found: TargetValues = {}
+        values_of_targets: TargetValues = {}
         for key, passes in self.values.items():
             values = torch.cat([values.flatten() for values in passes])
             assert len(values) == targets, "every pass shows the queries of its targets alone"
-            found[key] = values.double().numpy()
-        return found
+            values_of_targets[key] = values.double().numpy()
+        return values_of_targets
 
 
 def block_measures(block: QueryBlock, train_length: int) -> dict[str, Tensor]:
@@ -172,15 +173,15 @@ def order_kept(block: QueryBlock, train_length: int) -> Tensor:
     generator = torch.Generator().manual_seed(train_length)
     distance = torch.randint(train_length, (PAIRS,), generator=generator)
     step = torch.randint(1, train_length, (PAIRS,), generator=generator)
-    places: list[Tensor] = []
+    random_keys: list[Tensor] = []
     for back in (distance, (distance + step) % train_length):
         place = block.queries.index.unsqueeze(-1) - back.to(near.device) - first
-        places.append(place.clamp(min=0).expand(*near.shape[:-1], PAIRS))
-    orders: list[Tensor] = []
+        random_keys.append(place.clamp(min=0).expand(*near.shape[:-1], PAIRS))
+    orders_of_keys: list[Tensor] = []
     for scores in (near, far.expand_as(near)):
-        one, other = (scores.gather(-1, place) for place in places)
-        orders.append((one - other).sign())
-    return torch.eq(*orders).double().mean(-1)
+        one, other = (scores.gather(-1, place) for place in random_keys)
+        orders_of_keys.append((one - other).sign())
+    return torch.eq(*orders_of_keys).double().mean(-1)
 
 
 def band_measures(block: QueryBlock, weights: Tensor, train_length: int) -> dict[str, Tensor]:
@@ -189,7 +190,7 @@ def band_measures(block: QueryBlock, weights: Tensor, train_length: int) -> dict
     if found is None:
         return {}
     frequencies, layout = found
-    energy = _energies(block, len(frequencies), layout)
+    energy = _energy_shares(block, len(frequencies), layout)
     read = weights @ block.keys.x.to(weights.dtype)  # the mean key that each query reads
     rotated = 2 * len(frequencies)  # features
     first, second = split_pairs((block.queries.x * read)[..., :rotated], layout)
@@ -211,16 +212,16 @@ def rotation_of(layer: LayerEncoding, length: int) -> tuple[Tensor, Layout] | No
     return None
 
 
-def _energies(block: QueryBlock, pairs: int, layout: Layout) -> Tensor:
+def _energy_shares(block: QueryBlock, pairs: int, layout: Layout) -> Tensor:
     """Return the share [B, H, Q, pairs] of each pair in the energy of all features."""
-    query_norms = _norms(block.queries.raw, pairs, layout)
+    query_norms = _pair_norms(block.queries.raw, pairs, layout)
     # Means over the keys up to each query.
-    key_norms = _running_means(_norms(block.keys.raw, pairs, layout))[..., block.queries.index, :]
+    key_norms = _running_means(_pair_norms(block.keys.raw, pairs, layout))[..., block.queries.index, :]
     energy = query_norms * key_norms
     return energy[..., :pairs] / energy.sum(-1, keepdim=True)
 
 
-def _norms(x: Tensor, pairs: int, layout: Layout) -> Tensor:
+def _pair_norms(x: Tensor, pairs: int, layout: Layout) -> Tensor:
     """Return the norms of the pairs of x [.., n, K], then of all other features: [.., n, pairs + 1]."""
     rotated, rest = x.float().tensor_split([2 * pairs], -1)
     norms = torch.hypot(*split_pairs(rotated, layout))
@@ -257,20 +258,20 @@ def layer_measures(
     values: for each length, the measures of each seed. clusters: the document of each target, or the
     segment of a document, int64 [targets].
     """
-    found: list[LayerMeasure] = []
+    measured: list[LayerMeasure] = []
     for name in NAMES:
         for number, layer in enumerate(layers):
             key = (number, name)
             if key not in values[train_length][0]:
                 reason = missing_reason(layer, name)
-                found += [LayerMeasure(name, number, length, reason=reason) for length in values if reason]
+                measured += [LayerMeasure(name, number, length, reason=reason) for length in values if reason]
                 continue
             within = _cluster_means(values[train_length], key, clusters)
             for length, seeds in values.items():
                 beyond = _cluster_means(seeds, key, clusters)
                 change = None if length == train_length else paired_interval(beyond - within)
-                found.append(LayerMeasure(name, number, length, float(beyond.mean()), change))
-    return found
+                measured.append(LayerMeasure(name, number, length, float(beyond.mean()), change))
+    return measured
 
 
 def _cluster_means(seeds: list[TargetValues], key: tuple[int, str], clusters: np.ndarray) -> np.ndarray:

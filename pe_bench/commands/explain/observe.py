@@ -23,9 +23,8 @@ class QueryBlock(NamedTuple):
     visible: Tensor  # [Q, N] or [H, Q, N]
     queries: Side
     keys: Side
-    far_queries: (
-        Side | None
-    )  # the queries at positions that are `Observer.shift` later; None for a shift of 0
+    # The queries at positions that are `Observer.shift` later; None for a shift of 0.
+    far_queries: Side | None
 
     @property
     def scale(self) -> float:
@@ -79,11 +78,12 @@ class ObservedLayer(Wrapper):
             moved = queries._replace(position=queries.position + self.observer.shift)
             far_q, _ = super().transform(moved, keys)
             far = moved._replace(x=far_q)
-        blocks = self._blocks(queries._replace(x=turned_q), keys._replace(x=turned_k), far)
+        blocks = self._observed_blocks(queries._replace(x=turned_q), keys._replace(x=turned_k), far)
         self.observer.see_softmax(self.number, blocks)
         return turned_q, turned_k
 
-    def _blocks(self, queries: Side, keys: Side, far: Side | None) -> Iterator[QueryBlock]:
+    def _observed_blocks(self, queries: Side, keys: Side, far: Side | None) -> Iterator[QueryBlock]:
+        """Yield the observed queries in blocks, each with the keys up to its last query."""
         layer = stack(self.parts)
         before = len(keys.index) - len(queries.index)  # tokens without a query
         scale = 1 / math.sqrt(queries.raw.shape[-1])

@@ -47,10 +47,12 @@ def draw_layers(
 
     effects: the effects at one length. Raises `UserError` for another suffix than .png, .svg or .pdf.
     """
-    paper.save_picture(lambda: _draw(title, sentence, effects, measures), path)
+    paper.save_picture(lambda: _draw_figure(title, sentence, effects, measures), path)
 
 
-def _draw(title: str, sentence: str, effects: Sequence[Effect], measures: Sequence[LayerMeasure]) -> "Figure":
+def _draw_figure(
+    title: str, sentence: str, effects: Sequence[Effect], measures: Sequence[LayerMeasure]
+) -> "Figure":
     layers = _shown_layers(effects, measures)
     changes = _shown_changes(effects)
     note = paper.wrapped([sentence, "What a layer reads need not be a cause."], LINE_WIDTH)
@@ -82,12 +84,12 @@ def _draw(title: str, sentence: str, effects: Sequence[Effect], measures: Sequen
 
 def _shown_layers(effects: Sequence[Effect], measures: Sequence[LayerMeasure]) -> list[int]:
     """Return the layers that were changed alone, or all layers if none was; at most `MOST_LAYERS`."""
-    changed: set[int] = set()
+    changed_alone: set[int] = set()
     for effect in effects:
         if effect.place.is_single and effect.place.head is None:
-            changed.update(effect.place.layers)
+            changed_alone.update(effect.place.layers)
     measured = {measure.layer for measure in measures}
-    return sorted(changed or measured)[:MOST_LAYERS]
+    return sorted(changed_alone or measured)[:MOST_LAYERS]
 
 
 def _shown_changes(effects: Sequence[Effect]) -> list[str]:
@@ -102,6 +104,7 @@ def _is_in_panel(place: Place, layer: int | None) -> bool:
 
 
 def _draw_bars(axes: "Axes", effects: Sequence[Effect], changes: Sequence[str]) -> None:
+    """Draw the share that each change restores as a bar, with its interval."""
     axes.set_xlim(LEAST, MOST)
     rows = max(1, len(changes))
     axes.set_ylim(-0.6, rows - 0.4)
@@ -140,18 +143,18 @@ def _draw_lines(axes: "Axes", measures: Sequence[LayerMeasure]) -> None:
         for measure in shown:
             if measure.name == name and measure.mean is not None:
                 means[measure.length] = measure.mean
-        _plot(axes, name, means)
+        _draw_line(axes, name, means)
 
 
 def _draw_legend(axes: "Axes") -> None:
     """Name the lines, in a panel without axes."""
     axes.set_axis_off()
     for name in LINE_STYLES:
-        _plot(axes, name, {})
+        _draw_line(axes, name, {})
     axes.legend(loc="upper left", frameon=False, fontsize=SMALL)
 
 
-def _plot(axes: "Axes", name: str, means: Mapping[int, float]) -> None:
+def _draw_line(axes: "Axes", name: str, means: Mapping[int, float]) -> None:
     """Draw the line of a measure. means: the mean at each length."""
     style = LINE_STYLES[name]
     (line,) = axes.plot([*means], [*means.values()], label=style.text, markersize=4)

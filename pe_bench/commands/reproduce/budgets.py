@@ -36,7 +36,7 @@ MIN_ORDERED = 3  # encodings, of which an order says something
 
 @dataclass(frozen=True)
 class Budget:
-    """An encoding after so many training tokens, in bits per byte; a number that was not scored is None."""
+    """An encoding after some training tokens, in bits per byte; a number that was not scored is None."""
 
     encoding: str
     tokens: int  # the tokens of training
@@ -55,17 +55,19 @@ class Budget:
 
 def budgets_of(study: Study, scores: Measurements) -> list[Budget]:
     """Return the results of each encoding at each budget, encoding by encoding."""
-    known: dict[tuple[str, int], Budget] = {}  # two budgets of a toy may be the same runs
-    order: dict[str, int] = {}  # the order of the encodings
+    budgets_by_key: dict[tuple[str, int], Budget] = {}  # two budgets of a toy may be the same runs
+    order_of_encodings: dict[str, int] = {}  # the order of the encodings
     all_series: list[Series] = []
     for sweep in study.sweeps:
         all_series += [Series(encoding, sweep.name) for encoding in sweep.encodings]
     for series in dict.fromkeys(all_series):
-        order.setdefault(series.label, len(order))
+        order_of_encodings.setdefault(series.label, len(order_of_encodings))
         budget = budget_of(series, scores)
         if budget is not None:
-            known[series.label, budget.tokens] = budget
-    return sorted(known.values(), key=lambda budget: (order[budget.encoding], budget.tokens))
+            budgets_by_key[series.label, budget.tokens] = budget
+    return sorted(
+        budgets_by_key.values(), key=lambda budget: (order_of_encodings[budget.encoding], budget.tokens)
+    )
 
 
 def budget_of(series: Series, scores: Measurements) -> Budget | None:
@@ -102,14 +104,14 @@ def first_that_reads(budgets: Iterable[Budget]) -> dict[str, int | None]:
 
     The encoding reads far at that budget and at all larger budgets; None if there is no such budget.
     """
-    first: dict[str, int | None] = {}
+    first_budget: dict[str, int | None] = {}
     for encoding, alike in grouped(budgets, lambda budget: budget.encoding).items():
-        first[encoding] = None
+        first_budget[encoding] = None
         for budget in sorted(alike, key=lambda budget: -budget.tokens):
             if budget.reads_far != "yes":
                 break
-            first[encoding] = budget.tokens
-    return first
+            first_budget[encoding] = budget.tokens
+    return first_budget
 
 
 @dataclass(frozen=True)
@@ -128,15 +130,15 @@ def agreements(budgets: Sequence[Budget]) -> list[Agreement]:
     The smallest budget is the first at which three encodings have learned. A larger budget is left out if
     fewer than three have learned at both.
     """
-    levels: dict[int, dict[str, float]] = {}
+    levels_by_tokens: dict[int, dict[str, float]] = {}
     for budget in budgets:
         if budget.has_learned:
-            levels.setdefault(budget.tokens, {})[budget.encoding] = budget.level
-    ordered = [tokens for tokens in sorted(levels) if len(levels[tokens]) >= MIN_ORDERED]
+            levels_by_tokens.setdefault(budget.tokens, {})[budget.encoding] = budget.level
+    ordered = [tokens for tokens in sorted(levels_by_tokens) if len(levels_by_tokens[tokens]) >= MIN_ORDERED]
     found = []
     for tokens in ordered[1:]:
-        first = levels[ordered[0]]
-        then = levels[tokens]
+        first = levels_by_tokens[ordered[0]]
+        then = levels_by_tokens[tokens]
         shared = [encoding for encoding in first if encoding in then]
         if len(shared) >= MIN_ORDERED:
             pairs = [(first[encoding], then[encoding]) for encoding in shared]
@@ -167,7 +169,7 @@ def table_of(budgets: Sequence[Budget], length: int, width: int) -> Iterator[str
     far = f"{FAR * length:,}"
     numbers = (f"at {length}", near, far, f"recall {near}", "swap", "breaks")
     headings = ("", "tokens", "seeds", *numbers, "reads far")
-    yield from table_lines(headings, list(map(_cells, budgets)), width, keys=2)
+    yield from table_lines(headings, list(map(_table_cells, budgets)), width, keys=2)
     yield ""
     yield f"{near}, {far}, recall: changes against {length} tokens, in bits per byte"
     yield f"swap: what another document's far text costs at {near} tokens"
@@ -197,7 +199,7 @@ def _agreement_lines(budgets: Sequence[Budget], length: int) -> Iterator[str]:
     yield f"after {', '.join(parts)} ({encodings} encodings)"
 
 
-def _cells(budget: Budget) -> tuple[str, ...]:
+def _table_cells(budget: Budget) -> tuple[str, ...]:
     level = f"{budget.level:.3f}"
     if not budget.has_learned:
         level += UNLEARNED
@@ -225,10 +227,10 @@ class Panel:
 
 def draw_budgets(budgets: Sequence[Budget], study: Study, path: Path) -> None:
     """Draw levels and changes over the training tokens; the suffix of the path is the file's format."""
-    paper.save_picture(lambda: _draw(budgets, study), path)
+    paper.save_picture(lambda: _draw_figure(budgets, study), path)
 
 
-def _draw(budgets: Sequence[Budget], study: Study) -> "Figure":
+def _draw_figure(budgets: Sequence[Budget], study: Study) -> "Figure":
     near, far = f"{NEAR * study.length:,}", f"{FAR * study.length:,}"
     panels = [
         Panel(f"level at {study.length} tokens, bits per byte", lambda budget: budget.level, is_change=False),
@@ -272,18 +274,18 @@ def _draw_panel(
     axes.yaxis.set_minor_locator(NullLocator())
     for encoding, budgets in curves.items():
         style = styles[encoding]
-        points: list[tuple[int, float]] = []
-        ringed: list[tuple[int, float]] = []
+        curve_points: list[tuple[int, float]] = []
+        ringed_points: list[tuple[int, float]] = []
         for budget in budgets:
             value = panel.value(budget)
             if value is not None:
-                points.append((budget.tokens, value))
+                curve_points.append((budget.tokens, value))
                 if budget.reads_far == "yes":
-                    ringed.append((budget.tokens, value))
-        x = [tokens for tokens, _ in points]
-        y = [value for _, value in points]
+                    ringed_points.append((budget.tokens, value))
+        x = [tokens for tokens, _ in curve_points]
+        y = [value for _, value in curve_points]
         axes.plot(x, y, color=style.colour, marker=style.marker, linestyle=style.stroke, label=encoding)
-        for tokens, value in ringed:
+        for tokens, value in ringed_points:
             axes.plot(tokens, value, "o", markersize=11, markerfacecolor="none", color=style.colour)
     ticks = sorted({budget.tokens for budget in chain.from_iterable(curves.values())})
     axes.set_xticks(ticks, [spell_tokens(tokens) for tokens in ticks])

@@ -70,6 +70,7 @@ class Series(NamedTuple):
         return self.label or self.sweep
 
     def has(self, row: Row) -> bool:
+        """Return whether a row is of the series' encoding."""
         return self.label == label_of(row) if self.label else row.scored_with == row.encoding
 
 
@@ -78,17 +79,49 @@ class Scores(Protocol):
 
     length: int  # the training length
 
-    def labels(self, sweep: str) -> set[str]: ...
-    def unlearned(self, series: Series) -> str: ...
-    def is_later_stage(self, series: Series) -> bool: ...
-    def change(self, series: Series, length: int, protocol: str, *, since: int = 0) -> Number: ...
-    def context_use(self, series: Series, length: int) -> ContextUse | None: ...
-    def verdicts(self, series: Series, protocol: str) -> dict[int, str]: ...
-    def break_point(self, series: Series, protocol: str) -> BreakPoint: ...
-    def difference_of_levels(self, claim: Claim, length: int) -> Number: ...
-    def difference_of_changes(self, claim: Claim, length: int) -> Number: ...
-    def gain(self, series: Series, length: int, *kinds: tuple[str, str]) -> Number: ...
-    def answers(self, series: Series, length: int) -> tuple[Interval, TaskVerdict] | None: ...
+    def labels(self, sweep: str) -> set[str]:
+        """Return the names that tables give the encodings of a sweep."""
+        ...
+
+    def unlearned(self, series: Series) -> str:
+        """Return the reason why a series counts as not learned; empty if it has learned."""
+        ...
+
+    def is_later_stage(self, series: Series) -> bool:
+        """Return whether the runs of a series went on from other runs."""
+        ...
+
+    def change(self, series: Series, length: int, protocol: str, *, since: int = 0) -> Number:
+        """Return the change of a level from `since` (0: the training length) to `length`."""
+        ...
+
+    def context_use(self, series: Series, length: int) -> ContextUse | None:
+        """Return the use of text beyond the training length; None if it is unknown."""
+        ...
+
+    def verdicts(self, series: Series, protocol: str) -> dict[int, str]:
+        """Return the verdict on the change at each length beyond the training length."""
+        ...
+
+    def break_point(self, series: Series, protocol: str) -> BreakPoint:
+        """Return the break point of a series, by the rule of the tables."""
+        ...
+
+    def difference_of_levels(self, claim: Claim, length: int) -> Number:
+        """Return the level of the claim's first series minus the level of its second."""
+        ...
+
+    def difference_of_changes(self, claim: Claim, length: int) -> Number:
+        """Return the change of the claim's first series minus the change of its second."""
+        ...
+
+    def gain(self, series: Series, length: int, *kinds: tuple[str, str]) -> Number:
+        """Return a level minus another level. kinds: the protocol and the control of each."""
+        ...
+
+    def answers(self, series: Series, length: int) -> tuple[Interval, TaskVerdict] | None:
+        """Return the share of a task's right examples and the verdict; None without a score."""
+        ...
 
 
 class Measurements:
@@ -101,14 +134,14 @@ class Measurements:
     def __init__(self, results_dir: Path, steps: Iterable[Step]) -> None:
         folder_of = folders_in(results_dir / "runs")
         self._runs = ScoredRuns(folder_of, read_anchors(results_dir / "anchors"))
-        rows: dict[str, dict[tuple[str, ...], Row]] = {}
+        rows_of_sweeps: dict[str, dict[tuple[str, ...], Row]] = {}
         for step in steps:
-            rows_by_key = rows.setdefault(step.sweep, {})
+            rows_by_key = rows_of_sweeps.setdefault(step.sweep, {})
             for row in chain.from_iterable(folder_of(run).rows for run in step.runs):
                 if row.key in step.keys:
                     rows_by_key[row.key] = row
         # All rows of each sweep that a step asked for, those of controls included.
-        self.rows = {sweep: list(rows_by_key.values()) for sweep, rows_by_key in rows.items()}
+        self.rows = {sweep: list(rows_by_key.values()) for sweep, rows_by_key in rows_of_sweeps.items()}
         # The training length of the study is that of its first sweep.
         self.length = next(chain.from_iterable(self.rows.values())).train_length
         # Many claims are about the same series.
@@ -212,16 +245,16 @@ class Measurements:
     def verdicts(self, series: Series, protocol: str) -> dict[int, str]:
         """Return the verdicts on the changes beyond the training length that have an interval."""
         verdicts = {}
-        for length, record in self._records_of(series, protocol).items():
+        for length, record in self._records_by_length(series, protocol).items():
             if length > self.length and record.interval is not None:
                 verdicts[length] = record.verdict
         return verdicts
 
     def break_point(self, series: Series, protocol: str) -> BreakPoint:
         """Return the break point of a series, by the rule of the tables."""
-        return find_break_point(self._records_of(series, protocol), self.length)
+        return find_break_point(self._records_by_length(series, protocol), self.length)
 
-    def _records_of(self, series: Series, protocol: str) -> dict[int, Record]:
+    def _records_by_length(self, series: Series, protocol: str) -> dict[int, Record]:
         """Return the record of a series at each length, the shortest first, with changes by run."""
         key = (series, protocol)
         if key not in self._records:
@@ -229,6 +262,7 @@ class Measurements:
         return self._records[key]
 
     def _make_records(self, series: Series, protocol: str) -> dict[int, Record]:
+        """Compute the record of a series at each length, the shortest first."""
         rows = self._rows_of(series, protocol)
         trained = [row for row in self.as_trained(series) if row.protocol == protocol]
         first = [row for row in trained if row.length == self.length]
@@ -259,6 +293,7 @@ class Measurements:
 
     @staticmethod
     def _by_seed(changes: Iterable[Pair]) -> dict[int, Pair]:
+        """Return the changes by the seed of their runs."""
         return {row.seed: (row, first) for row, first in changes}
 
     def gain(self, series: Series, length: int, *kinds: tuple[str, str]) -> Number:
@@ -365,10 +400,11 @@ def _judge_difference(claim: Claim, scores: Scores, length: int) -> Judgement:
     else:  # falls, rises, breaks, changes_by
         since = round(claim.since * scores.length)
         measured = scores.change(series, length, claim.protocol, since=since)
-    return _outcome(claim, measured.interval), measured, length
+    return _outcome_by_interval(claim, measured.interval), measured, length
 
 
-def _outcome(claim: Claim, interval: Interval | None) -> Outcome:
+def _outcome_by_interval(claim: Claim, interval: Interval | None) -> Outcome:
+    """Return the outcome of a claim about one difference, from the difference's interval."""
     if interval is None:
         return "unclear"
     if claim.kind in ("reads_past_window", "stays_in_window"):
@@ -394,14 +430,14 @@ def _judge_below(interval: Interval, bound: float) -> Outcome:
 
 def _judge_between(interval: Interval, low: float | None, high: float | None) -> Outcome:
     """Return whether the claim holds that a difference lies between two bounds; None for no bound."""
-    sides: set[Outcome] = set()
+    outcomes_of_bounds: set[Outcome] = set()
     if low is not None:
-        sides.add(OPPOSITE[_judge_below(interval, low)])
+        outcomes_of_bounds.add(OPPOSITE[_judge_below(interval, low)])
     if high is not None:
-        sides.add(_judge_below(interval, high))
-    if "contradicted" in sides:
+        outcomes_of_bounds.add(_judge_below(interval, high))
+    if "contradicted" in outcomes_of_bounds:
         return "contradicted"
-    return "unclear" if "unclear" in sides else "holds"
+    return "unclear" if "unclear" in outcomes_of_bounds else "holds"
 
 
 def _judge_holding(claim: Claim, scores: Scores, length: int) -> Judgement:

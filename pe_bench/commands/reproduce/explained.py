@@ -15,7 +15,7 @@ FOLDER = "explained"  # beside the stored runs of a study
 
 def is_explained(piece: Piece, folder: Path) -> bool:
     """Return whether the piece's explanation is stored. folder: the folder of the stored pieces."""
-    return all(path.is_file() for path in _files(piece, folder))
+    return all(path.is_file() for path in _stored_files(piece, folder))
 
 
 def explain_piece(runs: StudyRuns, piece: Piece, folder: Path) -> None:
@@ -26,7 +26,7 @@ def explain_piece(runs: StudyRuns, piece: Piece, folder: Path) -> None:
     """
     trained = runs.make(replace(piece, runs=()))[0]
     found = explain(runs, trained)
-    numbers, tables = _files(piece, folder)
+    numbers, tables = _stored_files(piece, folder)
     numbers.parent.mkdir(parents=True, exist_ok=True)
     write_text(numbers, csv_text(found))
     write_text(tables, str(found))
@@ -45,12 +45,12 @@ def stored_explanations(pieces: StoredPieces) -> list[str]:
     texts = []
     for piece in pieces.of_study():
         if is_explained(piece, pieces.folder):
-            _, tables = _files(piece, pieces.folder)
+            _, tables = _stored_files(piece, pieces.folder)
             texts.append(tables.read_text(encoding="utf-8"))
     return texts
 
 
-def _files(piece: Piece, folder: Path) -> tuple[Path, Path]:
+def _stored_files(piece: Piece, folder: Path) -> tuple[Path, Path]:
     """Return the files of a piece's numbers and tables."""
     words = " ".join(filter(None, [piece.encoding, piece.sweep]))
     label = words.replace(" ", "-").replace("/", "-")

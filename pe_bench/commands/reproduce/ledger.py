@@ -67,6 +67,7 @@ class Answer:
 
     @property
     def setting(self) -> tuple[str, int, int]:
+        """Return the model, the training tokens and the training length."""
         return self.model, self.tokens, self.length
 
     @property
@@ -113,13 +114,13 @@ class Ledger:
     def __init__(self) -> None:
         self._studies = {name: read_study(name) for name in study_names()}
         self._scores = {name: stored_scores(study) for name, study in self._studies.items()}
-        self.papers = {paper: list(map(self._entry, paper.claims)) for paper in read_papers()}
+        self.papers = {paper: list(map(self._make_entry, paper.claims)) for paper in read_papers()}
 
-    def _entry(self, claim: LedgerClaim) -> Entry:
+    def _make_entry(self, claim: LedgerClaim) -> Entry:
         own = {claim.study, *claim.also}
         answers = []
-        for study, sweep in self._places(claim):
-            answer = self._answer(study, sweep, claim)
+        for study, sweep in self._sweeps_that_test(claim):
+            answer = self._answer_by_sweep(study, sweep, claim)
             if answer.study in own or answer.is_scored:
                 answers.append(answer)
         by_setting = grouped(answers, lambda answer: answer.setting)
@@ -128,7 +129,7 @@ class Ledger:
             best.append(max(alike, key=lambda answer: answer.rank))
         return Entry(claim, best)
 
-    def _places(self, claim: LedgerClaim) -> Iterator[tuple[Study, Sweep]]:
+    def _sweeps_that_test(self, claim: LedgerClaim) -> Iterator[tuple[Study, Sweep]]:
         """Yield the sweeps that test a claim, one for each name."""
         for study in self._studies.values():
             sweeps: dict[str, Sweep] = {}
@@ -140,7 +141,7 @@ class Ledger:
             for sweep in sweeps.values():
                 yield study, sweep
 
-    def _answer(self, study: Study, sweep: Sweep, claim: LedgerClaim) -> Answer:
+    def _answer_by_sweep(self, study: Study, sweep: Sweep, claim: LedgerClaim) -> Answer:
         scores = self._scores[study.name]
         tokens = study.tokens if sweep.after else sweep.tokens or study.tokens
         if sweep.checkpoint:
@@ -221,11 +222,11 @@ def render_ledger(papers: Mapping[Paper, Sequence[Entry]], width: int) -> str:
         lines.append("")
     all_entries = list(chain.from_iterable(papers.values()))
     lines += [*count_entries(all_entries), ABOUT]
-    wrapped = chain.from_iterable(_wrap(line, width) for line in lines)
+    wrapped = chain.from_iterable(_wrap_line(line, width) for line in lines)
     return "".join(f"{line}\n" for line in wrapped)
 
 
-def _wrap(line: str, width: int) -> list[str]:
+def _wrap_line(line: str, width: int) -> list[str]:
     indent = " " * (INDENT if line[:INDENT].endswith("  ") else 2)
     return textwrap.wrap(line, width, subsequent_indent=indent, break_on_hyphens=False) or [""]
 
@@ -234,11 +235,11 @@ def spell_answers(answers: Sequence[Answer]) -> str:
     """Return the settings by outcome: `holds: tiny 4M, 8M; contradicted: tiny 1M`."""
     parts = []
     for outcome in OUTCOMES:
-        tokens_of: dict[str, list[str]] = {}
+        tokens_of_models: dict[str, list[str]] = {}
         for answer in answers:
             if answer.outcome == outcome:
-                tokens_of.setdefault(answer.model, []).append(spell_tokens(answer.tokens))
-        models = [f"{model} {', '.join(tokens)}" for model, tokens in tokens_of.items()]
+                tokens_of_models.setdefault(answer.model, []).append(spell_tokens(answer.tokens))
+        models = [f"{model} {', '.join(tokens)}" for model, tokens in tokens_of_models.items()]
         if models:
             settings = "; ".join(map(str.strip, models))
             parts.append(f"{outcome}: {settings}")
@@ -265,14 +266,14 @@ def records_of(papers: Mapping[Paper, Sequence[Entry]]) -> list[dict[str, Any]]:
         claims = []
         for entry in entries:
             claim = asdict(entry.claim)
-            answers = [_record(answer) for answer in entry.answers]
+            answers = [_plain_answer(answer) for answer in entry.answers]
             claims.append({**claim, "sentence": entry.sentence, "outcome": entry.outcome, "answers": answers})
         facts = {"name": paper.name, "paper": paper.paper, "title": paper.title, "link": paper.link}
         records.append({**facts, "rules": paper.rules, "claims": claims})
     return records
 
 
-def _record(answer: Answer) -> dict[str, Any]:
+def _plain_answer(answer: Answer) -> dict[str, Any]:
     record = {"study": answer.study, "sweep": answer.sweep, "model": answer.model, "tokens": answer.tokens}
     record |= {"length": answer.length, "outcome": answer.outcome, "seeds": answer.seeds}
     interval = answer.judged.measured.interval if answer.judged else None

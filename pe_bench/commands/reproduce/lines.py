@@ -17,7 +17,7 @@ def table_lines(
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     whole = sum(widths) + len(GAP) * (len(widths) - 1)
     gap = GAP if whole <= width else NARROW_GAP
-    for number, columns in enumerate(_blocks(widths, width, keys, gap)):
+    for number, columns in enumerate(_columns_of_tables(widths, width, keys, gap)):
         if number:
             yield ""
         for row in table:
@@ -28,8 +28,8 @@ def table_lines(
             yield gap.join(cells).rstrip()
 
 
-def _blocks(widths: Sequence[int], width: int, keys: int, gap: str) -> list[list[int]]:
-    """Return the columns of each table, by number."""
+def _columns_of_tables(widths: Sequence[int], width: int, keys: int, gap: str) -> list[list[int]]:
+    """Return, for each table, the numbers of the columns that fit its width."""
     names = list(range(keys))
     blocks = [names]
     for column in range(keys, len(widths)):

@@ -55,6 +55,7 @@ class Outcomes:
 
     @property
     def differing(self) -> list[tuple[Level, Level]]:
+        """Return the pairs of our level and the table's that differ by more than the tolerance."""
         return [pair for pair in self.compared if _differ(*pair)]
 
 
@@ -73,18 +74,18 @@ def levels_of(
     machines: returns the machines on which the runs of rows were trained.
     """
 
-    def key(row: Row) -> tuple[object, ...]:
+    def seeds_key(row: Row) -> tuple[object, ...]:
         return label_of(row), row.protocol, row.control, row.length, row.target_hash
 
     levels = []
     for sweep, sweep_rows in rows.items():
-        for alike in grouped(filter(has_number, sweep_rows), key).values():
+        for alike in grouped(filter(has_number, sweep_rows), seeds_key).values():
             place = {"sweep": sweep, "variant": variant, "machine": machines(alike)}
-            levels.append(_level(alike) | place)
+            levels.append(_level_of_rows(alike) | place)
     return levels
 
 
-def _level(rows: Sequence[Row]) -> dict[str, str]:
+def _level_of_rows(rows: Sequence[Row]) -> dict[str, str]:
     """Return the level of the seeds of an encoding, by the columns of a table."""
     row = rows[0]
     levels = np.array([level_of(row) for row in rows])
@@ -100,6 +101,7 @@ def _level(rows: Sequence[Row]) -> dict[str, str]:
 
 
 def _differ(ours: Level, table: Level) -> bool:
+    """Return whether a level of ours is out of the table's tolerance."""
     here = float(ours["level"])
     there = float(table["level"])
     if here == there:  # as two infinite levels are
@@ -127,7 +129,7 @@ def compare(
         if key_of(level)[:2] not in variants:
             continue
         mine = level_of_key.get(key_of(level))
-        reason = _reason(mine, level) if mine else "our runs have no score there"
+        reason = _incomparable_reason(mine, level) if mine else "our runs have no score there"
         if reason:
             incomparable[reason] += 1
         elif mine:
@@ -135,7 +137,7 @@ def compare(
     return compared, incomparable
 
 
-def _reason(ours: Level, table: Level) -> str:
+def _incomparable_reason(ours: Level, table: Level) -> str:
     """Return the reason why two levels cannot be compared; empty if they can."""
     for name, reason in REASONS.items():
         here = ours[name]
@@ -164,10 +166,10 @@ def write_levels(path: Path, levels: Sequence[Level]) -> None:
     writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
     writer.writeheader()
 
-    def place(level: Level) -> tuple[object, ...]:
+    def table_order(level: Level) -> tuple[object, ...]:
         return *key_of(level)[:6], int(level["length"])
 
-    writer.writerows(sorted([*kept, *levels], key=place))
+    writer.writerows(sorted([*kept, *levels], key=table_order))
     write_text(path, text.getvalue())
 
 
@@ -176,23 +178,23 @@ def render(outcomes: Outcomes, width: int) -> str:
 
     Of a toy, which cannot judge claims, the text compares levels with the table and counts claims.
     """
-    lines = [*_heading(outcomes.study), ""]
-    counts = _counts(outcomes.judged)
+    lines = [*_heading_lines(outcomes.study), ""]
+    counts = _counts_text(outcomes.judged)
     if outcomes.study.size == "quick":
-        lines += [*_comparison(outcomes), "", counts]
+        lines += [*_comparison_lines(outcomes), "", counts]
     else:
-        lines += [*_claims(outcomes.judged), "", counts, "", *_comparison(outcomes)]
-    wrapped = chain.from_iterable(_wrap(line, width) for line in lines)
+        lines += [*_claim_lines(outcomes.judged), "", counts, "", *_comparison_lines(outcomes)]
+    wrapped = chain.from_iterable(_wrap_line(line, width) for line in lines)
     return "".join(f"{line}\n" for line in wrapped)
 
 
-def _wrap(line: str, width: int) -> list[str]:
+def _wrap_line(line: str, width: int) -> list[str]:
     """Break a line between words; following lines are indented as far as the first word after two blanks."""
     indent = " " * (INDENT if line[:INDENT].endswith("  ") else 2)
     return textwrap.wrap(line, width, subsequent_indent=indent, break_on_hyphens=False) or [""]
 
 
-def _heading(study: Study) -> Iterator[str]:
+def _heading_lines(study: Study) -> Iterator[str]:
     text = "the standard library's source code" if study.text == STDLIB else study.text
     sources = [sweep.task or f"text: {text}" for sweep in study.sweeps]
     data = ", ".join(dict.fromkeys(sources))
@@ -206,7 +208,7 @@ def _heading(study: Study) -> Iterator[str]:
         yield "--quick: toy models show that everything works, and their verdicts mean nothing"
 
 
-def _claims(judged: Sequence[Judged]) -> Iterator[str]:
+def _claim_lines(judged: Sequence[Judged]) -> Iterator[str]:
     for claim in sorted(judged, key=lambda claim: ORDER.index(claim.outcome)):
         yield f"{claim.outcome:<{INDENT}}{claim}"
         yield f"{'':<{INDENT}}{claim.evidence} ({_origin(claim.claim)})"
@@ -219,14 +221,14 @@ def _origin(claim: Claim) -> str:
     return f"paper: {claim.source}"
 
 
-def _counts(judged: Sequence[Judged]) -> str:
+def _counts_text(judged: Sequence[Judged]) -> str:
     counts = Counter(claim.outcome for claim in judged)
     parts = [f"{counts[outcome]} {outcome}" for outcome in ORDER]
     text = ", ".join(parts)
     return f"claims: {text} (each by a 95 % interval, in bits per byte or right examples)"
 
 
-def _comparison(outcomes: Outcomes) -> Iterator[str]:
+def _comparison_lines(outcomes: Outcomes) -> Iterator[str]:
     compared = outcomes.compared
     differing = outcomes.differing
     table = outcomes.study.table.name

@@ -120,7 +120,7 @@ class Paper:
 def read_papers() -> tuple[Paper, ...]:
     """Return the files of the ledger in the order of their names. Raises `UserError` for an invalid file."""
     paths = (config_dir() / GROUP).glob("*.yaml")
-    return tuple(map(_read, sorted(paths)))
+    return tuple(map(_read_paper, sorted(paths)))
 
 
 def ledger_claims(study: str) -> tuple[LedgerClaim, ...]:
@@ -137,7 +137,7 @@ def ledger_claims(study: str) -> tuple[LedgerClaim, ...]:
     return tuple(claims)
 
 
-def _read(path: Path) -> Paper:
+def _read_paper(path: Path) -> Paper:
     try:
         values = parse_mapping(path.read_text(encoding="utf-8"))
         paper: Paper = part_of(Paper, values, "paper", {"claims": LedgerClaim})
@@ -169,14 +169,14 @@ def part_of(kind: type[Any], values: Any, key: str, parts: Mapping[str, type]) -
     """
     require(isinstance(values, Mapping), f"{key} must hold keys and values, not {shown(values)}")
     types = get_type_hints(kind)
-    checked: dict[str, Any] = {}
+    checked_values: dict[str, Any] = {}
     for name, value in values.items():
         require(name in types, unknown(str(name), f"key of {key}", types))
         full_name = f"{key}.{name}"
         part = parts.get(name)
         if part is None:
-            checked[name] = check_type(value, types[name], full_name)
+            checked_values[name] = check_type(value, types[name], full_name)
         else:
             records = check_type(value, list[Any], full_name)
-            checked[name] = tuple(part_of(part, record, name, parts) for record in records)
-    return kind(**checked)
+            checked_values[name] = tuple(part_of(part, record, name, parts) for record in records)
+    return kind(**checked_values)

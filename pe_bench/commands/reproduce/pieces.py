@@ -25,7 +25,7 @@ from pe_bench.runs.untrusted import read_json
 from pe_bench.system.files import write_json
 from pe_bench.values import check_type
 
-# The columns that must be equal in two rows of a study whose `_place` is the same.
+# The columns that must be equal in two rows of a study whose `_targets_key` is the same.
 ALIKE = {"data_hash": "text", "target_hash": "targets"}
 
 
@@ -45,6 +45,7 @@ class Piece:
 
     @property
     def key(self) -> tuple[str, str, int, str]:
+        """Return the values that identify a piece, without its runs."""
         return self.sweep, self.encoding, self.seeds, self.settings
 
 
@@ -67,27 +68,29 @@ class StoredPieces:
         self.folder = study.path.parent / "rows" / name
 
     @property
-    def _index(self) -> Path:
+    def _index_file(self) -> Path:
         return self.folder / "pieces.json"
 
     def read(self) -> list[Piece]:
         """Return the stored pieces, if any. Raises `UserError` for a damaged index."""
-        if not self._index.is_file():
+        if not self._index_file.is_file():
             return []
         try:
-            records = check_type(read_json(self._index)["pieces"], list[dict], "pieces")
-            return [self._piece(record) for record in records]
+            records = check_type(read_json(self._index_file)["pieces"], list[dict], "pieces")
+            return [self._piece_of_record(record) for record in records]
         except (OSError, ValueError, KeyError, TypeError, UserError) as error:
-            raise UserError(f"{self._index} is damaged ({error}): take it from a checkout again") from error
+            raise UserError(
+                f"{self._index_file} is damaged ({error}): take it from a checkout again"
+            ) from error
 
     @staticmethod
-    def _piece(record: dict[str, Any]) -> Piece:
+    def _piece_of_record(record: dict[str, Any]) -> Piece:
         kinds = {"sweep": str, "encoding": str, "seeds": int, "settings": str, "runs": list[str]}
-        values: dict[str, Any] = {}
+        checked_values: dict[str, Any] = {}
         for name, kind in kinds.items():
-            values[name] = check_type(record[name], kind, name)
-        values["runs"] = tuple(values["runs"])
-        return Piece(**values)
+            checked_values[name] = check_type(record[name], kind, name)
+        checked_values["runs"] = tuple(checked_values["runs"])
+        return Piece(**checked_values)
 
     @property
     def _pieces(self) -> list[Piece]:
@@ -99,7 +102,7 @@ class StoredPieces:
         """Return the pieces of the study that are not stored whole, with the runs that are stored."""
         stored = self.read()
         keys = {piece.key for piece in stored}
-        missing: list[Piece] = []
+        missing_pieces: list[Piece] = []
         for sweep in self.study.sweeps:
             for piece in pieces_of(self.study, sweep):
                 if piece.key in keys:
@@ -107,10 +110,10 @@ class StoredPieces:
                 # Further training, more scores and explanations need weights, which stored runs lack.
                 one = replace(sweep, encodings=[piece.encoding])
                 if sweep.source or self.study.scorings_of(one) or self.study.explains:
-                    missing.append(piece)
+                    missing_pieces.append(piece)
                 else:
-                    missing.append(replace(piece, runs=_runs_of_fewer_seeds(piece, stored)))
-        return missing
+                    missing_pieces.append(replace(piece, runs=_runs_of_fewer_seeds(piece, stored)))
+        return missing_pieces
 
     def of_study(self) -> list[Piece]:
         """Return the stored pieces that the study's file still has."""
@@ -161,7 +164,7 @@ class StoredPieces:
         for name in names:
             rows = RunFolder(results_dir / "runs" / name).rows
             rows_of[name] = [row for row in rows if row.key in keys]
-        self._check(piece, list(chain.from_iterable(rows_of.values())))
+        self._require_comparable(piece, list(chain.from_iterable(rows_of.values())))
 
         kept_runs = self.folder / "runs"
         for name, rows in rows_of.items():
@@ -169,7 +172,7 @@ class StoredPieces:
             keep_anchors(results_dir / "anchors", rows, self.folder / "anchors")
         pieces = [stored for stored in self.read() if stored.key != piece.key]
         pieces.append(replace(piece, runs=(*piece.runs, *names)))
-        write_json(self._index, {"pieces": list(map(asdict, pieces))})
+        write_json(self._index_file, {"pieces": list(map(asdict, pieces))})
 
     def require_torch(self) -> None:
         """Raise `UserError` if another version of PyTorch made the stored pieces."""
@@ -181,7 +184,7 @@ class StoredPieces:
             way_out = f"install PyTorch {there}, or delete {self.folder} to make all pieces anew"
             require(here == there, f"{message}: {way_out}")
 
-    def _check(self, piece: Piece, rows: Sequence[Row]) -> None:
+    def _require_comparable(self, piece: Piece, rows: Sequence[Row]) -> None:
         """Raise `UserError` for rows that are not comparable with the stored rows of other pieces."""
         if not rows:
             raise RunError(f"{piece} has no rows")
@@ -192,9 +195,9 @@ class StoredPieces:
             there = minor_version(stored[0].torch)
             message = f"{piece} was made with PyTorch {here}, the stored rows with {there}"
             require(here == there, f"{message}: store the pieces of a study with one version of PyTorch")
-        row_at = {_place(row): row for row in stored}
+        row_at = {_targets_key(row): row for row in stored}
         for row in rows:
-            other = row_at.get(_place(row), row)
+            other = row_at.get(_targets_key(row), row)
             for column, quantity in ALIKE.items():
                 here = getattr(row, column)
                 there = getattr(other, column)
@@ -202,7 +205,7 @@ class StoredPieces:
                 require(here == there, message)
 
 
-def _place(row: Row) -> tuple[object, ...]:
+def _targets_key(row: Row) -> tuple[object, ...]:
     """Return the text, tokenizer, protocol and length of a row, which decide its targets."""
     return row.data, row.tokenizer, row.protocol, row.length
 

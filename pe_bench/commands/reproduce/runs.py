@@ -33,26 +33,26 @@ class StudyRuns:
     def steps(self) -> Iterator[Step]:
         """Yield all steps of the study; finished work is reused. Raise `UserError` before the first."""
         self.check()
-        runs_of: dict[str, Sequence[str]] = {"": ()}
+        runs_of_sweeps: dict[str, Sequence[str]] = {"": ()}
         for sweep in self.study.sweeps:
             if sweep.checkpoint:
                 yield self._score_checkpoint(sweep, sweep.scored_with)
                 continue
-            trained = self._train(sweep, runs_of[sweep.source])
-            runs_of[sweep.name] = trained.runs
+            trained = self._train_sweep(sweep, runs_of_sweeps[sweep.source])
+            runs_of_sweeps[sweep.name] = trained.runs
             yield trained
-            yield from self._scorings(sweep, trained)
+            yield from self._score_again(sweep, trained)
 
     def check(self) -> None:
         """Raise `UserError` for an unknown encoding of the study, and for a missing Hugging Face model."""
         from pe_bench.scoring.other_encodings import read_with
 
-        names: list[str] = []
+        encodings: list[str] = []
         for sweep in self.study.sweeps:
-            names += [*sweep.encodings, *sweep.scored_with]
+            encodings += [*sweep.encodings, *sweep.scored_with]
         for scoring in self.study.scorings:
-            names += scoring.scored_with or []
-        read_with(names, self.study.search)
+            encodings += scoring.scored_with or []
+        read_with(encodings, self.study.search)
         require_checkpoints(self.study, self.models)
 
     def make(self, piece: Piece) -> list[Step]:
@@ -63,25 +63,26 @@ class StudyRuns:
             others = [] if piece.encoding in sweep.encodings else [piece.encoding]
             return [self._score_checkpoint(sweep, others)]
         one = replace(sweep, encodings=[piece.encoding])
-        trained = self._train(one, self._sources(sweep), stored=len(piece.runs))
-        return [trained, *self._scorings(one, trained)]
+        trained = self._train_sweep(one, self._runs_of_source(sweep), stored=len(piece.runs))
+        return [trained, *self._score_again(one, trained)]
 
     def _score_checkpoint(self, sweep: Sweep, scored_with: Sequence[str]) -> Step:
         assert self.models is not None, "checked before"
         return score_checkpoint(self.study, sweep, scored_with, self.machine, self.models, self.results_dir)
 
-    def _sources(self, sweep: Sweep) -> Sequence[str]:
+    def _runs_of_source(self, sweep: Sweep) -> Sequence[str]:
         """Return the runs of the sweep that a sweep needs, if any; train the missing runs."""
         if not sweep.source:
             return ()
         source = self.study.sweep(sweep.source)
-        return self._train(source, self._sources(source)).runs
+        return self._train_sweep(source, self._runs_of_source(source)).runs
 
-    def _scorings(self, sweep: Sweep, trained: Step) -> Iterator[Step]:
+    def _score_again(self, sweep: Sweep, trained: Step) -> Iterator[Step]:
+        """Yield a step for each scoring of a sweep's trained runs."""
         for scoring in self.study.scorings_of(sweep):
-            yield self._score(scoring, sweep, self._of_encodings(scoring, trained))
+            yield self._score_sweep(scoring, sweep, self._runs_of_encodings(scoring, trained))
 
-    def _of_encodings(self, scoring: ScoringStep, trained: Step) -> Step:
+    def _runs_of_encodings(self, scoring: ScoringStep, trained: Step) -> Step:
         """Return the trained runs of the encodings of a scoring."""
         if not scoring.encodings:
             return trained
@@ -92,7 +93,7 @@ class StudyRuns:
                 runs.append(run)
         return replace(trained, runs=tuple(runs))
 
-    def _train(self, sweep: Sweep, sources: Sequence[str], stored: int = 0) -> Step:
+    def _train_sweep(self, sweep: Sweep, sources: Sequence[str], stored: int = 0) -> Step:
         """Run a sweep from the first seed that is not stored. stored: the number of stored seeds.
 
         Raises `RunError` or `Stopped` if a run fails or is stopped.
@@ -104,20 +105,20 @@ class StudyRuns:
         if stored:
             seeds += f" ({stored} stored)"
         say(f"{name}: {', '.join(sweep.encodings)}, {seeds}")
-        summary = launch(self._jobs(sweep, sources, stored), self._typed(sweep).launcher_overrides)
+        summary = launch(self._jobs(sweep, sources, stored), self._sorted_overrides(sweep).launcher_overrides)
         summary.end()
         paths = [Path(state.run) for state in summary.states if state.run is not None]
         runs = dict.fromkeys(path.name for path in paths)
         keys = chain.from_iterable(state.keys for state in summary.states)
         return Step(sweep.name, tuple(runs), set(map(tuple, keys)))
 
-    def _typed(self, sweep: Sweep) -> Typed:
+    def _sorted_overrides(self, sweep: Sweep) -> Typed:
         """Return the overrides of all runs of a sweep."""
         return sorted_by_use([*self.study.shared_overrides(sweep), *self.machine])
 
     def _jobs(self, sweep: Sweep, sources: Sequence[str], stored: int) -> list[Planned]:
         """Return a job for each encoding of a sweep and each seed that is not stored, or each needed run."""
-        overrides = self._typed(sweep).job_overrides
+        overrides = self._sorted_overrides(sweep).job_overrides
         values_of_each = self._values_of_each(sweep, sources, stored)
         jobs = []
         for encoding in sweep.encodings:
@@ -145,17 +146,19 @@ class StudyRuns:
             values[f"{key}={source}"] = {key: source, "seed": seed}
         return values
 
-    def _config(self, sweep: Sweep) -> Config:
+    def _sweep_config(self, sweep: Sweep) -> Config:
         """Return the configuration of a sweep's runs, with its first encoding."""
         choice = [f"encoding={sweep.encodings[0]}"]
-        return planned_job(self._typed(sweep).job_overrides, self.study.search, choice=choice).config
+        return planned_job(
+            self._sorted_overrides(sweep).job_overrides, self.study.search, choice=choice
+        ).config
 
     def evaluation_of(self, sweep: Sweep) -> "Evaluation":
         """Return the text, the code and the machine's keys for each evaluation of a sweep's runs."""
         from pe_bench.commands.evaluate import Evaluation
 
         study = self.study
-        config = self._config(sweep)
+        config = self._sweep_config(sweep)
         code = chain.from_iterable(folder.glob("encoding/*.py") for folder in study.search)
         has_own_text = study.text != STDLIB and not sweep.task
         return Evaluation(
@@ -167,7 +170,7 @@ class StudyRuns:
             cache_dir=config.cache_dir,
         )
 
-    def _score(self, scoring: ScoringStep, sweep: Sweep, trained: Step) -> Step:
+    def _score_sweep(self, scoring: ScoringStep, sweep: Sweep, trained: Step) -> Step:
         """Score the runs of a sweep once more, as `eval` does.
 
         The runs may come from another study or a plain `train`. Their own configuration may then differ, for
@@ -178,7 +181,7 @@ class StudyRuns:
 
         study = self.study
         first_length = study.length if sweep.source else None
-        evaluation = replace(self._config(sweep).eval, first_length=first_length)
+        evaluation = replace(self._sweep_config(sweep).eval, first_length=first_length)
         if study.size == "quick":
             evaluation = replace(evaluation, tokens=QUICK_TOKENS)
         lengths = study.lengths(scoring.times)
@@ -189,7 +192,7 @@ class StudyRuns:
             others = tuple(read_with(scoring.scored_with, study.search))
             request = replace(request, with_=others, config_dir=study.search)
         about = ", ".join(scoring.scored_with or [f"{scoring.protocol} windows"])
-        keys: set[tuple[str, ...]] = set()
+        row_keys: set[tuple[str, ...]] = set()
         runs = len(trained.runs)
         for number, run in enumerate(trained.runs, 1):
             say(f"{run}: {about} ({number} of {runs})")
@@ -197,5 +200,5 @@ class StudyRuns:
             scored = prepared.score()
             if scored.failure:
                 raise RunError(scored.failure)
-            keys |= {row.key for row in scored.scored}
-        return Step(sweep.name, trained.runs, keys)
+            row_keys |= {row.key for row in scored.scored}
+        return Step(sweep.name, trained.runs, row_keys)

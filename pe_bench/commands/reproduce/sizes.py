@@ -50,24 +50,24 @@ def sizes_of(study: Study, scores: Measurements) -> list[Size]:
     sizes: dict[tuple[str, str], Size] = {}
     for sweep in study.sweeps:
         for encoding in study.labels_of(sweep):
-            size = _size(study, sweep, Series(encoding, sweep.name), scores)
+            size = _size_of_series(study, sweep, Series(encoding, sweep.name), scores)
             if size is not None:
                 sizes[encoding, sweep.name] = size
     order = list(dict.fromkeys(encoding for encoding, _ in sizes))
 
-    def place(size: Size) -> tuple[int, int, int]:
+    def table_order(size: Size) -> tuple[int, int, int]:
         return order.index(size.encoding), size.parameters, size.budget.tokens
 
-    return sorted(sizes.values(), key=place)
+    return sorted(sizes.values(), key=table_order)
 
 
-def _size(study: Study, sweep: Sweep, series: Series, scores: Measurements) -> Size | None:
+def _size_of_series(study: Study, sweep: Sweep, series: Series, scores: Measurements) -> Size | None:
     budget = budget_of(series, scores)
     if budget is None:
         return None
     rows = scores.at(series, scores.length, "paired")
-    other_models = [_model(each.overrides) for each in study.sweeps if each.name != sweep.name]
-    is_only = _model(sweep.overrides) not in other_models
+    other_models = [_model_overrides(each.overrides) for each in study.sweeps if each.name != sweep.name]
+    is_only = _model_overrides(sweep.overrides) not in other_models
     far = scores.change(series, FAR * scores.length, "paired")
     farthest = scores.change(series, FARTHEST * scores.length, "paired")
     return Size(
@@ -80,7 +80,7 @@ def _size(study: Study, sweep: Sweep, series: Series, scores: Measurements) -> S
     )
 
 
-def _model(overrides: Sequence[str]) -> list[str]:
+def _model_overrides(overrides: Sequence[str]) -> list[str]:
     return [text for text in overrides if text.startswith("model=")]
 
 
@@ -109,12 +109,14 @@ def agreements(sizes: Sequence[Size], scores: Measurements) -> list[Agreement]:
     Runs that are scored under another encoding than their own have no part in the order.
     """
     found = []
-    encodings_of: dict[str, list[str]] = {}
+    encodings_of_sweeps: dict[str, list[str]] = {}
     for size in sizes:
         if size.budget.has_learned and " -> " not in size.encoding:
-            encodings_of.setdefault(size.sweep, []).append(size.encoding)
-    for first, second in combinations(encodings_of, 2):
-        shared = [encoding for encoding in encodings_of[first] if encoding in encodings_of[second]]
+            encodings_of_sweeps.setdefault(size.sweep, []).append(size.encoding)
+    for first, second in combinations(encodings_of_sweeps, 2):
+        shared = [
+            encoding for encoding in encodings_of_sweeps[first] if encoding in encodings_of_sweeps[second]
+        ]
         if len(shared) < MIN_ORDERED:
             continue
         for times in ORDERED_AT:
@@ -132,13 +134,13 @@ def _agreement(
     lowest = 0
     highest = 0
     for of, than in pairs:
-        here = _difference(of, than, first, times, scores)
-        there = _difference(of, than, second, times, scores)
+        here = _interval_of_difference(of, than, first, times, scores)
+        there = _interval_of_difference(of, than, second, times, scores)
         if here is None or there is None:
             return None
         product = here.mean * there.mean
         point = (product > 0) - (product < 0)
-        is_sure = _is_sure(here) and _is_sure(there)
+        is_sure = _excludes_zero(here) and _excludes_zero(there)
         agreeing += point
         lowest += point if is_sure else -1
         highest += point if is_sure else 1
@@ -147,12 +149,14 @@ def _agreement(
     return Agreement(first, second, times, tau, lowest / count, highest / count, len(encodings))
 
 
-def _difference(of: str, than: str, sweep: str, times: int, scores: Measurements) -> Interval | None:
+def _interval_of_difference(
+    of: str, than: str, sweep: str, times: int, scores: Measurements
+) -> Interval | None:
     claim = Claim(kind="order", source="", of=of, at=times, than=than, sweep=sweep)
     return scores.difference_of_levels(claim, times * scores.length).interval
 
 
-def _is_sure(interval: Interval) -> bool:
+def _excludes_zero(interval: Interval) -> bool:
     return interval.low > 0 or interval.high < 0
 
 
@@ -168,7 +172,7 @@ def table_of_sizes(sizes: Sequence[Size], study: Study, scores: Measurements, wi
     farthest = f"{FARTHEST * scores.length:,}"
     facts = ("", "sweep", "parameters", "tokens", "seeds")
     headings = (*facts, f"at {scores.length}", far, farthest, "reads far")
-    yield from table_lines(headings, list(map(_cells, sizes)), width, keys=2, left=2)
+    yield from table_lines(headings, list(map(_table_cells, sizes)), width, keys=2, left=2)
     yield ""
     yield f"{far}, {farthest}: changes against {scores.length} tokens, in bits per byte"
     yield f"reads far: uses text further back than {scores.length} tokens; -: unknown; *: not learned"
@@ -185,7 +189,7 @@ def table_of_sizes(sizes: Sequence[Size], study: Study, scores: Measurements, wi
         yield f"  {place}: {each.tau:+.2f} {bounds}, {each.encodings} encodings"
 
 
-def _cells(size: Size) -> tuple[str, ...]:
+def _table_cells(size: Size) -> tuple[str, ...]:
     budget = size.budget
     level = f"{budget.level:.3f}"
     if not budget.has_learned:
@@ -200,10 +204,10 @@ def _cells(size: Size) -> tuple[str, ...]:
 
 def draw_sizes(sizes: Sequence[Size], study: Study, path: Path) -> None:
     """Draw the change at `FAR` over parameters; the suffix of the path is the file's format."""
-    paper.save_picture(lambda: _draw(sizes, study), path)
+    paper.save_picture(lambda: _draw_figure(sizes, study), path)
 
 
-def _draw(sizes: Sequence[Size], study: Study) -> "Figure":
+def _draw_figure(sizes: Sequence[Size], study: Study) -> "Figure":
     top = paper.lines_height(study.title, paper.FONT) + ABOVE
     figure = paper.new_figure(paper.WIDTH, top + HEIGHT + BELOW)
     paper.place_text(figure, paper.LEFT, 0, study.title)

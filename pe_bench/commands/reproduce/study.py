@@ -48,7 +48,7 @@ class Sweep:
 
     @property
     def source(self) -> str:
-        """Return the name of the sweep that its runs need; empty for none."""
+        """Return the name of the sweep whose runs are the parents of this sweep's runs; empty for none."""
         return self.after or self.beside
 
 
@@ -100,19 +100,19 @@ class Study:
     @property
     def runs(self) -> int:
         """Return the number of runs; a run that two sweeps of one name share counts once."""
-        seeds: dict[tuple[str, str], int] = {}
+        seeds_of_encodings: dict[tuple[str, str], int] = {}
         for sweep in self.sweeps:
             for encoding in (*sweep.encodings, *sweep.scored_with):
                 key = sweep.name, encoding
-                seeds[key] = max(seeds.get(key, 0), self.seeds_of(sweep))
-        return sum(seeds.values())
+                seeds_of_encodings[key] = max(seeds_of_encodings.get(key, 0), self.seeds_of(sweep))
+        return sum(seeds_of_encodings.values())
 
     def sweep(self, name: str) -> Sweep:
         """Return the first sweep of a name."""
         return next(sweep for sweep in self.sweeps if sweep.name == name)
 
     def scorings_of(self, sweep: Sweep) -> list[ScoringStep]:
-        """Return the scorings of at least one encoding's runs of a sweep."""
+        """Return the scorings that apply to at least one encoding of a sweep."""
         found = []
         for scoring in self.scorings:
             if any(scoring.is_of(sweep, encoding) for encoding in sweep.encodings):
@@ -152,6 +152,7 @@ class Study:
         return replace(self, size="quick", length=QUICK_LENGTH, seeds=min(self.seeds, QUICK_SEEDS))
 
     def lengths(self, times: Iterable[float]) -> list[int]:
+        """Return the lengths, in tokens, at these multiples of the training length."""
         return sorted({round(time * self.length) for time in times})
 
     def shared_overrides(self, sweep: Sweep) -> Iterator[str]:
@@ -211,14 +212,14 @@ def read_study(name: str, search: Sequence[Path] = ()) -> Study:
         study: Study = part_of(Study, parse_mapping(path.read_text(encoding="utf-8")), "study", PARTS)
         if path.parent.parent == config_dir():
             study = replace(study, claims=(*study.claims, *ledger_claims(name)))
-        _check(study)
+        _check_study(study)
     except (OSError, ValueError, TypeError) as error:  # a key that is missing is a TypeError
         message = first_line(error).replace("__init__() ", "")
         raise UserError(f"{path}: {message}") from error
     return replace(study, name=name, path=path, search=tuple(search))
 
 
-def _check(study: Study) -> None:
+def _check_study(study: Study) -> None:
     """Raise `UserError` for unknown kinds of claims and unknown names of sweeps."""
     earlier = [""]
     for sweep in study.sweeps:
@@ -238,12 +239,12 @@ def _check(study: Study) -> None:
         require(is_trained_on_text or not study.explains, message)
     for claim in study.claims:
         check_claim(claim)
-    named: list[str] = []
+    names_of_sweeps: list[str] = []
     for claim in study.claims:
-        named += [claim.sweep, claim.than_sweep]
+        names_of_sweeps += [claim.sweep, claim.than_sweep]
     for scoring in study.scorings:
-        named += scoring.of
-    for name in named:
+        names_of_sweeps += scoring.of
+    for name in names_of_sweeps:
         require(name in earlier, unknown(name, "sweep", earlier))
 
 

@@ -27,10 +27,10 @@ class TableScores:
 
     def __init__(self, levels: Sequence[Level], length: int) -> None:
         self.length = length
-        self._level_of = {self._key(level): level for level in levels}
+        self._level_of = {self._key_of_level(level): level for level in levels}
 
     @staticmethod
-    def _key(level: Level) -> tuple[str, str, str, str, int]:
+    def _key_of_level(level: Level) -> tuple[str, str, str, str, int]:
         names = ("sweep", "encoding", "protocol", "control")
         return *(level[name] for name in names), int(level["length"])  # type: ignore[return-value]
 
@@ -39,17 +39,17 @@ class TableScores:
 
     def unlearned(self, series: Series) -> str:
         """Return the reason why a series counts as not learned; empty for a first stage on text."""
-        answers = self.answers(self._trained(series), self.length)
+        answers = self.answers(self._as_trained(series), self.length)
         if answers:
             return "" if answers[1] == "solves" else UNLEARNED["task"]
         return LATER_STAGE if self.is_later_stage(series) else ""
 
     def is_later_stage(self, series: Series) -> bool:
-        return ", " in self._label(series)  # as in `rope, then yarn x4 at 512 (128k)`
+        return ", " in self._level_label(series)  # as in `rope, then yarn x4 at 512 (128k)`
 
     def change(self, series: Series, length: int, protocol: str, *, since: int = 0) -> Number:
-        first = (self._trained(series), since or self.length, protocol)
-        return self._difference([(series, length, protocol)], [first])
+        first = (self._as_trained(series), since or self.length, protocol)
+        return self._difference_of_sums([(series, length, protocol)], [first])
 
     def context_use(self, series: Series, length: int) -> ContextUse | None:
         """Return None, because the rule needs the gains of documents, which a table does not have."""
@@ -66,42 +66,42 @@ class TableScores:
 
     def difference_of_levels(self, claim: Claim, length: int) -> Number:
         first, second = ((series, length, claim.protocol) for series in series_of(claim))
-        return self._difference([first], [second])
+        return self._difference_of_sums([first], [second])
 
     def difference_of_changes(self, claim: Claim, length: int) -> Number:
         of, than = series_of(claim)
         protocol = claim.protocol
-        ours = [(of, length, protocol), (self._trained(than), self.length, protocol)]
-        theirs = [(self._trained(of), self.length, protocol), (than, length, protocol)]
-        return self._difference(ours, theirs)
+        ours = [(of, length, protocol), (self._as_trained(than), self.length, protocol)]
+        theirs = [(self._as_trained(of), self.length, protocol), (than, length, protocol)]
+        return self._difference_of_sums(ours, theirs)
 
     def gain(self, series: Series, length: int, *kinds: tuple[str, str]) -> Number:
         first, second = ((series, length, *kind) for kind in kinds)
-        return self._difference([first], [second])
+        return self._difference_of_sums([first], [second])
 
     def answers(self, series: Series, length: int) -> tuple[Interval, TaskVerdict] | None:
-        interval = self._difference([(series, length, TASK)], []).interval
+        interval = self._difference_of_sums([(series, length, TASK)], []).interval
         if interval is None:
             return None
         if interval.low > SOLVED:
             return interval, "solves"
         return interval, "partial" if interval.high < SOLVED else "unclear"
 
-    def _label(self, series: Series) -> str:
+    def _level_label(self, series: Series) -> str:
         """Return the label of a series; if empty, the label of the sweep's only encoding, as trained."""
         trained = (label for label in sorted(self.labels(series.sweep)) if "->" not in label)
         return series.label or next(trained, "")
 
-    def _trained(self, series: Series) -> Series:
-        return Series(self._label(series).partition(" -> ")[0], series.sweep)
+    def _as_trained(self, series: Series) -> Series:
+        return Series(self._level_label(series).partition(" -> ")[0], series.sweep)
 
-    def _difference(self, plus: Sequence[tuple], minus: Sequence[tuple]) -> Number:
+    def _difference_of_sums(self, plus: Sequence[tuple], minus: Sequence[tuple]) -> Number:
         """Return the sum of the levels `plus` less the sum of the levels `minus`.
 
         plus, minus: the series, length, protocol and control of each level.
         """
-        first = [self._find(*place) for place in plus]
-        second = [self._find(*place) for place in minus]
+        first = [self._find_level(*place) for place in plus]
+        second = [self._find_level(*place) for place in minus]
         if None in first or None in second:
             return Number(missing=NOT_SCORED)
         levels = [level for level in (*first, *second) if level is not None]
@@ -116,6 +116,6 @@ class TableScores:
         interval = Interval(mean, mean - half, mean + half, seeds, documents=0)
         return Number(mean, interval)
 
-    def _find(self, series: Series, length: int, protocol: str, control: str = "none") -> Level | None:
-        key = (series.sweep, self._label(series), protocol, control, length)
+    def _find_level(self, series: Series, length: int, protocol: str, control: str = "none") -> Level | None:
+        key = (series.sweep, self._level_label(series), protocol, control, length)
         return self._level_of.get(key)

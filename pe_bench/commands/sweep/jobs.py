@@ -27,7 +27,7 @@ from pe_bench.config.schema import Config
 from pe_bench.config.sweeps import Planned
 from pe_bench.errors import RunError, UserError, first_line
 from pe_bench.system import signals
-from pe_bench.system.cost import told_to
+from pe_bench.system.cost import report_cost_to
 from pe_bench.system.files import TEMPORARY, write_text
 from pe_bench.system.signals import FROM_OTHERS, FROM_TERMINAL, handled
 
@@ -158,7 +158,7 @@ def run_in_child(state: JobState, sweep: Sweep, config: Config) -> None:
     stop = sweep.file(state.number, "stop")
     sweep.write(state)
     stop.unlink(missing_ok=True)
-    child = signals.child_context().Process(target=_work, args=(state, sweep, config))
+    child = signals.child_context().Process(target=_do_job, args=(state, sweep, config))
     with _let_child_save(child, stop) if is_worker else nullcontext():
         child.start()
         try:
@@ -188,16 +188,16 @@ def _let_child_save(child: Any, stop: Path) -> Iterator[None]:
     Signals of a terminal are ignored here, because the command gets them too and stops the sweep. A file is
     used because the child may not handle signals yet.
     """
-    before: dict[int, Any] = {number: signal.getsignal(number) for number in FROM_OTHERS}
+    handlers_before: dict[int, Any] = {number: signal.getsignal(number) for number in FROM_OTHERS}
 
-    def pass_on(number: int, frame: FrameType | None) -> None:
+    def save_and_pass_on(number: int, frame: FrameType | None) -> None:
         if child.is_alive():
             stop.touch()
             child.join(SAVE_SECONDS)
-        if callable(before[number]):
-            before[number](number, frame)
+        if callable(handlers_before[number]):
+            handlers_before[number](number, frame)
 
-    with handled(FROM_TERMINAL, signal.SIG_IGN), handled(FROM_OTHERS, pass_on):
+    with handled(FROM_TERMINAL, signal.SIG_IGN), handled(FROM_OTHERS, save_and_pass_on):
         yield
 
 
@@ -251,13 +251,14 @@ class JobProgress:
         self.change(at_once=True, text=reason)
 
     def change(self, *, at_once: bool = False, **changes: Any) -> None:
+        """Change fields of the state, and write it unless it was written a moment ago."""
         self.state = replace(self.state, **changes)
         if at_once or time.monotonic() - self._written >= WRITE_SECONDS:
             self.sweep.write(self.state)
             self._written = time.monotonic()
 
 
-def _work(state: JobState, sweep: Sweep, config: Config) -> None:
+def _do_job(state: JobState, sweep: Sweep, config: Config) -> None:
     """Do the job in the child process, and write its last state."""
     os.chdir(sweep.work)
     os.environ.update(sweep.variables)
@@ -269,8 +270,8 @@ def _work(state: JobState, sweep: Sweep, config: Config) -> None:
     with handled(FROM_TERMINAL, signal.SIG_IGN), signals.stop_on_signal(FROM_OTHERS):
         try:
             _watch_for_end(sweep, sweep.file(state.number, "stop"))
-            with told_to(progress.expect):
-                end = _run(progress, config)
+            with report_cost_to(progress.expect):
+                end = _train_and_score(progress, config)
         except signals.Stopped as stopped:
             end = {"state": STOPPED, "text": str(stopped)}
         except Exception as error:
@@ -281,7 +282,7 @@ def _work(state: JobState, sweep: Sweep, config: Config) -> None:
     sys.exit(last.state not in (DONE, SKIPPED))
 
 
-def _run(progress: JobProgress, config: Config) -> dict[str, Any]:
+def _train_and_score(progress: JobProgress, config: Config) -> dict[str, Any]:
     """Train and score the run of a job; return the fields of its last state."""
     from pe_bench.commands.train import finish, prepare
     from pe_bench.runs.rows import describe_failures
@@ -309,12 +310,12 @@ def _watch_for_end(sweep: Sweep, stop: Path) -> None:
     parent = multiprocessing.parent_process()
     assert parent is not None
 
-    def watch() -> None:
+    def end_with_parent() -> None:
         while parent.is_alive() and not sweep.is_stopped and not stop.exists():
             parent.join(POLL_SECONDS)
         signals.ask_to_end()
 
-    threading.Thread(target=watch, daemon=True).start()
+    threading.Thread(target=end_with_parent, daemon=True).start()
 
 
 def reason_of(error: Exception) -> str:

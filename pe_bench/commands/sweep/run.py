@@ -63,12 +63,12 @@ def check_sweep(
     swept = read_sweep(overrides, search)
     say(CHECKING)
     configs = []
-    described: set[str] = set()
+    described_texts: set[str] = set()
     for config in swept.configs:
         if len(configs) < MAX_CHECKED and check is not None:
             check(config)
         elif len(configs) < MAX_CHECKED:
-            _check_and_describe(config, described)
+            _check_and_describe(config, described_texts)
         configs.append(config)
     warn_unused(configs, swept.named)
     return _new_sweep(configs[0], swept.jobs), swept.keys
@@ -90,13 +90,13 @@ def _check_and_describe(config: Config, described: set[str]) -> None:
 
 def _with_new_values(jobs: Sequence[Planned]) -> Iterator[Config]:
     """Yield the configuration of each job with a value that no earlier job has for the same key."""
-    seen: set[tuple[str, str]] = set()
+    seen_values: set[tuple[str, str]] = set()
     for job in jobs:
         config = flat(to_plain(job.config))
         values = {(key, str(value)) for key, value in config.items()}
-        if values - seen:
+        if values - seen_values:
             yield job.config
-        seen |= values
+        seen_values |= values
 
 
 def _new_sweep(config: Config, jobs: int) -> Sweep:
@@ -115,9 +115,9 @@ def launch(jobs: Sequence[Planned], launcher: Sequence[str] = ()) -> Summary:
     """
     check_launcher(launcher)
     say(CHECKING)
-    described: set[str] = set()
+    described_texts: set[str] = set()
     for config in islice(_with_new_values(jobs), MAX_CHECKED):
-        _check_and_describe(config, described)
+        _check_and_describe(config, described_texts)
     configs = [job.config for job in jobs]
     warn_unused(configs, list(chain.from_iterable(job.given for job in jobs)))
     sweep = _new_sweep(configs[0], len(jobs))
@@ -170,7 +170,7 @@ def _ask_slurm_in_time() -> None:
 
     ask_accounts = SlurmInfoWatcher._make_command
 
-    def ask(self: Any) -> list[str] | None:
+    def limited_query(self: Any) -> list[str] | None:
         command = ask_accounts(self)
         if command is None:
             return None
@@ -179,7 +179,7 @@ def _ask_slurm_in_time() -> None:
         queue = f"timeout 60 squeue --noheader --array --states=all --format='%i|%T|%N' --jobs={jobs}"
         return ["sh", "-c", f"{accounts} || {{ echo 'JobID|State|NodeList'; {queue}; }} || true"]
 
-    SlurmInfoWatcher._make_command = ask
+    SlurmInfoWatcher._make_command = limited_query
     SlurmJob.watcher._delay_s = QUEUE_SECONDS
 
 
@@ -189,7 +189,7 @@ def plan_sweep(overrides: Sequence[str], search: Sequence[Path]) -> list[str]:
 
     commands: list[str] = []
 
-    def note(composed: Any) -> None:
+    def note_command(composed: Any) -> None:
         parse_composed(composed)
         words = [*HydraConfig.get().overrides.task]
         for folder in search:
@@ -198,7 +198,7 @@ def plan_sweep(overrides: Sequence[str], search: Sequence[Path]) -> list[str]:
 
     plain = with_swept_options(without_launcher(overrides))
     with tempfile.TemporaryDirectory() as folder:
-        multirun(plain, search, note, Path(folder))
+        multirun(plain, search, note_command, Path(folder))
     return commands
 
 
@@ -208,7 +208,7 @@ def _task_of_hydra(sweep: Sweep, keys: Sequence[str]) -> Callable[[Any], None]:
     keys: over which the sweep is.
     """
 
-    def run(composed: Any) -> None:
+    def run_composed_job(composed: Any) -> None:
         from hydra.core.hydra_config import HydraConfig
 
         state = JobState(int(HydraConfig.get().job.num), label_of_composed(keys))
@@ -219,11 +219,12 @@ def _task_of_hydra(sweep: Sweep, keys: Sequence[str]) -> Callable[[Any], None]:
             return
         run_in_child(state, sweep, config)
 
-    return run
+    return run_composed_job
 
 
 @contextmanager
 def _stopped_by_signals(sweep: Sweep, view: View) -> Iterator[None]:
+    """Within the context, a signal stops all jobs, which save; a later one ends this process."""
     first = 0.0
 
     def stop(number: int, frame: FrameType | None) -> None:

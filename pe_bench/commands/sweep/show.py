@@ -44,26 +44,26 @@ class View(Live):
             # Every job at work has stopped. This ends the launcher too, which would start waiting jobs.
             self.has_seen_all_end = True
             _thread.interrupt_main()
-        return self._lines(states)
+        return self._live_lines(states)
 
     def _print_change(self, state: JobState) -> None:
-        """Print a line for a job that ended, and without a terminal for its progress.
+        """Print a line for a job that ended; without a terminal, also lines for its progress.
 
         A job that was done before has no line; it is counted at the end.
         """
         if state.state == SKIPPED or (state.state == RUNNING and not state.is_at_work):
             return
         before, last = self._printed.get(state.number, ("", ""))
-        mark: str = state.state
+        progress_mark: str = state.state
         if state.state == RUNNING:
-            mark = f"{int(state.share * LINES_PER_RUN)}"
+            progress_mark = f"{int(state.share * LINES_PER_RUN)}"
             line = state.text if before or not state.has_worked else "begins"
-            is_due = mark > before and line != last and not self.console.is_terminal
+            is_due = progress_mark > before and line != last and not self.console.is_terminal
         else:
             done = f"done in {duration(state.seconds)}"
             line = {DONE: done, FAILED: f"failed: {state.text}"}.get(state.state, state.text or "stopped")
             is_due = before != state.state
-        self._printed[state.number] = (mark, line if is_due else last)
+        self._printed[state.number] = (progress_mark, line if is_due else last)
         if is_due:
             text = f"{state.label}: {line}"
             if self.console.is_terminal:
@@ -87,10 +87,11 @@ class View(Live):
                 text += f" each, {at_work} at a time"
             self.console.print(text, markup=False)
 
-    def _lines(self, states: Sequence[JobState]) -> Group:
+    def _live_lines(self, states: Sequence[JobState]) -> Group:
+        """Return the lines of running jobs, and the counts of all jobs."""
         running = [state for state in states if state.state == RUNNING]
         width = max((len(state.label) for state in running), default=0)
-        counts = {kind: _count(states, kind) for kind in (DONE, SKIPPED, FAILED, RUNNING)}
+        counts = {kind: _count_in_state(states, kind) for kind in (DONE, SKIPPED, FAILED, RUNNING)}
         parts = ", ".join(f"{count} {kind}" for kind, count in counts.items() if count)
         ended = sum(counts.values()) - counts[RUNNING]
         total = f"{ended} of {max(self.sweep.jobs, len(states))} jobs"
@@ -104,7 +105,7 @@ class View(Live):
         return Group(*(Text(line, no_wrap=True, overflow="ellipsis") for line in lines))
 
 
-def _count(states: Sequence[JobState], kind: str) -> int:
+def _count_in_state(states: Sequence[JobState], kind: str) -> int:
     return sum(state.state == kind for state in states)
 
 
@@ -131,13 +132,13 @@ class Summary:
 
         A table has one set of targets at a length, and one margin.
         """
-        groups: dict[tuple[object, ...], list[JobState]] = {}
+        jobs_by_scoring: dict[tuple[object, ...], list[JobState]] = {}
         for state in self.states:
             if state.keys:
-                key = (*state.target_hashes, state.margin) if _words(state) else ()
-                groups.setdefault(key, []).append(state)
+                key = (*state.target_hashes, state.margin) if _scoring_words(state) else ()
+                jobs_by_scoring.setdefault(key, []).append(state)
         tables = []
-        for states in groups.values():
+        for states in jobs_by_scoring.values():
             runs = dict.fromkeys(Path(state.run) for state in states if state.run is not None)
             hashes = set().union(*(state.target_hashes for state in states))
             tables.append(SweepTable([*runs], sorted(hashes), states[0].margin))
@@ -152,7 +153,7 @@ class Summary:
     def end(self) -> None:
         """Print counts and a line for each failure. Raises `Stopped` or `RunError` for missing jobs."""
         total = max(self.sweep.jobs, len(self.states))  # a configuration may sweep over more than the command
-        done, skipped = _count(self.states, DONE), _count(self.states, SKIPPED)
+        done, skipped = _count_in_state(self.states, DONE), _count_in_state(self.states, SKIPPED)
         jobs = "1 job" if total == 1 else f"{total} jobs"
         if skipped == total:
             say(f"{jobs}, all done already" if skipped > 1 else f"{jobs}, done already")
@@ -179,7 +180,7 @@ class Summary:
             raise RunError(f"the sweep is not done; {first}the same command does what is missing")
 
 
-def _words(state: JobState) -> str:
+def _scoring_words(state: JobState) -> str:
     """Return the words of a job's label with keys of scoring."""
     words = [word for word in state.label.split() if word.startswith(("eval.", "report."))]
     return " ".join(words)

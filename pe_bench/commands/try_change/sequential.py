@@ -105,7 +105,7 @@ def difference(values: Sequence[float] | np.ndarray, prior: Prior) -> Difference
 
 
 def _estimate(mean: Floats, variance: Floats, seeds: int, prior: Prior) -> Difference:
-    """Return the difference with this mean, and with this variance between so many seeds."""
+    """Return the difference over `seeds` seeds with this mean, and this variance between seeds."""
     own_freedom = seeds - 1
     freedom = prior.freedom + seeds - 1
     squares = prior.freedom * prior.deviation**2 + own_freedom * variance
@@ -119,7 +119,7 @@ def share_of_try(number: Floats) -> Floats:
 
 
 def error_share_of_look(seeds: int) -> float:
-    """Return the part of its error that a try spends on the look after so many seeds; 0 without a look."""
+    """Return the part of its error that a try spends on the look after `seeds` seeds; 0 without a look."""
     if seeds not in LOOKS:
         return 0.0
     place = LOOKS.index(seeds)
@@ -131,7 +131,7 @@ def error_share_of_look(seeds: int) -> float:
 
 
 def last_look(seeds: int) -> int:
-    """Return the number of seeds of the last look that so many seeds allow; 0 before the first."""
+    """Return the seeds of the last look at or before this number of seeds; 0 before the first look."""
     return max((look for look in LOOKS if look <= seeds), default=0)
 
 
@@ -157,7 +157,7 @@ class Look:
 
     @property
     def is_scheduled(self) -> bool:
-        """Whether there is a look after so many seeds; without one nothing is judged."""
+        """Whether there is a look after this number of seeds; at other numbers nothing is judged."""
         return self.seeds in LOOKS
 
     @property
@@ -190,7 +190,10 @@ class Look:
 
     @property
     def is_mixed(self) -> Any:
-        """Whether the change is surely better at one length, and its mean worse at the other by more."""
+        """Whether the change is surely better at one length and worse at the other.
+
+        It is worse if its mean difference is above the margin.
+        """
         is_better, is_better_at_longest = self.better_at
         is_worse = self.at_training.mean > self.margin
         is_worse_at_longest = self.at_longest.mean > self.margin
@@ -212,6 +215,7 @@ class Look:
 
     @property
     def answer(self) -> Answer:
+        """Return the answer after this look; unclear where no look is scheduled."""
         if not self.is_scheduled:
             return "unclear"
         if self.is_better:
@@ -276,6 +280,7 @@ class _Future:
 
     @classmethod
     def after(cls, now: Difference, prior: Prior, random: np.random.Generator) -> "_Future":
+        """Draw the true means and variances of futures that the seeds so far allow."""
         seeds = now.own_freedom + 1
         own = np.full(FUTURES, now.own_error**2 * seeds)
         # If the seeds spread more than the prior says, their own spread counts.
@@ -289,7 +294,7 @@ class _Future:
         return cls(mean, variance, seeds, total, own, prior, random)
 
     def at(self, seeds: int) -> Difference:
-        """Draw more seeds, until there are so many, and return the difference of all seeds."""
+        """Draw seeds until their number is `seeds`, and return the difference of all seeds."""
         more = seeds - self.seeds
         noise = np.sqrt(more * self.true_variance) * self.random.standard_normal(FUTURES)
         self.total = self.total + more * self.true_mean + noise

@@ -24,7 +24,7 @@ from pe_bench.report.records import BITS, NATS, BreakPoint, Line
 from pe_bench.runs.job import hashed
 from pe_bench.runs.rows import ALL, APART, Row, has_number, level_of
 from pe_bench.runs.typed import called_with
-from pe_bench.system.cost import Cost, count, said_once
+from pe_bench.system.cost import Cost, count, print_cost_once
 from pe_bench.system.files import Lock, write_json
 from pe_bench.system.machine import today
 from pe_bench.system.signals import INTERRUPTIONS
@@ -115,7 +115,7 @@ class Outcome:
             names = " and ".join(self.unlearned)
             return f"{head}, {place}: {names} {has} learned nothing yet, so give more train.tokens"
         if self.answer == "mixed":
-            head += f" ({self._where_it_is_mixed()})"
+            head += f" ({self._mixed_text()})"
         change_works, baseline_works = (point.predicate for point in self.works_to)
         at_training, at_longest = seen.bounds
         trained = _spell_difference(seen.at_training.mean, at_training, self.unit)
@@ -127,14 +127,14 @@ class Outcome:
         lines.append(f"  {change_works} ({tried.baseline} {baseline_works})")
         lines.append(f"  a step takes {cost}")
         if not seen.is_sure:
-            lines.append(f"  {self._what_settles_it()}")
+            lines.append(f"  {self._settling_text()}")
         earlier = self.earlier
         if earlier is not None and earlier.at_training is not None:
             means = f"{earlier.at_training:+.4f} and {earlier.at_longest:+.4f}"
             lines.append(f"  when it was tried: {means}, {earlier.answer}")
         return "\n".join(lines)
 
-    def _where_it_is_mixed(self) -> str:
+    def _mixed_text(self) -> str:
         trained = f"{self.tried.train_length:,}"
         longest = f"{max(self.tried.lengths):,}"
         is_better_at_training, _ = self.look.better_at
@@ -142,18 +142,21 @@ class Outcome:
             return f"better at {trained}, worse at {longest}"
         return f"better at {longest}, worse at {trained}"
 
-    def _what_settles_it(self) -> str:
+    def _settling_text(self) -> str:
+        """Return a sentence on the seeds and minutes that would settle an unclear answer."""
         seeds = self.look.seeds
         if not self.look.is_scheduled:
-            return f"the first answer needs {FIRST_LOOK} seeds: give --minutes {self._minutes(FIRST_LOOK)}"
+            return (
+                f"the first answer needs {FIRST_LOOK} seeds: give --minutes {self._minutes_until(FIRST_LOOK)}"
+            )
         needed = seeds_to_settle(self.look)
         if needed is None:
             return f"at these differences not even {max(LOOKS)} seeds would settle it"
-        settled = f"about {needed} seeds in all would settle it: give --minutes {self._minutes(needed)}"
+        settled = f"about {needed} seeds in all would settle it: give --minutes {self._minutes_until(needed)}"
         return f"at these differences, {seeds} seeds are too few; {settled}"
 
-    def _minutes(self, seeds: int) -> int:
-        """Return the minutes that further seeds take, until there are so many."""
+    def _minutes_until(self, seeds: int) -> int:
+        """Return the minutes until the try has this number of seeds."""
         seconds = (seeds - self.look.seeds) * self.seconds
         return max(1, math.ceil(seconds / 60))
 
@@ -170,7 +173,7 @@ def read_tries(results_dir: Path) -> list[Try]:
         raise UserError(f"{path} is damaged ({error}); {way_out}") from error
 
 
-def _keep(results_dir: Path, tried: Try) -> Try:
+def _store_try(results_dir: Path, tried: Try) -> Try:
     """Add a try to the file with its number, or replace its entry; return the try.
 
     A try counts from its first look, whatever its outcome.
@@ -209,9 +212,10 @@ def _ending_kept(results_dir: Path, tried: Try) -> Iterator[None]:
 
 
 def _keep_ending(results_dir: Path, tried: Try, ending: Ending) -> None:
+    """Replace the answer of a try that has no sure answer by an ending, in the file."""
     kept = next(entry for entry in read_tries(results_dir) if entry.is_same(tried))
     if kept.answer in ("unclear", "not finished", "stopped", "failed"):
-        _keep(results_dir, replace(kept, answer=ending))
+        _store_try(results_dir, replace(kept, answer=ending))
 
 
 def try_change(
@@ -237,27 +241,27 @@ def try_change(
     search = [] if config_dir is None else [Path(config_dir)]
     words = map(str, listed(lengths) or LENGTHS)
     numbers = parse_lengths(",".join(words))
-    values: dict[str, Any] = {"train.tokens": TOKENS, "eval.controls": "none", "eval.half": HALF[kind]}
-    values |= {"eval.lengths": numbers, "results_dir": str(results / FOLDER)}
+    chosen_values: dict[str, Any] = {"train.tokens": TOKENS, "eval.controls": "none", "eval.half": HALF[kind]}
+    chosen_values |= {"eval.lengths": numbers, "results_dir": str(results / FOLDER)}
     _refuse_chosen(overrides)
-    changed = planned_job(overrides, search, choice=overrides_in(change), values=values)
-    baseline = planned_job(overrides, search, choice=overrides_in(against), values=values)
-    tried = _prepared(kind, changed.config, baseline.config)
+    changed = planned_job(overrides, search, choice=overrides_in(change), values=chosen_values)
+    baseline = planned_job(overrides, search, choice=overrides_in(against), values=chosen_values)
+    tried = _prepare_try(kind, changed.config, baseline.config)
     # The name of a run has a hash of its encoding's code.
     same_code = [kept for kept in read_tries(results) if kept.change_run == tried.change_run]
     checked_by = {kept.checked_by for kept in same_code}
     if check is not None and own_version() not in checked_by:
         check()
         tried = replace(tried, checked_by=own_version())
-    tried = _keep(results, tried)
+    tried = _store_try(results, tried)
     with (
         _ending_kept(results, tried),
-        said_once(_runs_of_a_seed, pieces=2) as cost,
+        print_cost_once(_runs_text, pieces=2) as cost,
     ):
         return _train_until_sure(tried, changed, baseline, results, end, cost)
 
 
-def _runs_of_a_seed(left: int) -> str:
+def _runs_text(left: int) -> str:
     return f"{count(left, 'run')} of one seed"
 
 
@@ -270,21 +274,21 @@ def _train_until_sure(
     of a seed.
     """
     earlier = tried.seeds  # that an earlier command judged: all of them are judged again, whatever the time
-    pairs: list[tuple[Run, Run]] = []
-    seconds: list[float] = []
+    run_pairs: list[tuple[Run, Run]] = []
+    seconds_of_seeds: list[float] = []
     while True:
-        seed = FIRST_SEED[tried.kind] + len(pairs)
+        seed = FIRST_SEED[tried.kind] + len(run_pairs)
         cost.ended = 0
-        baseline_run, baseline_seconds = _run(baseline.with_seed(seed))
+        baseline_run, baseline_seconds = _run_job(baseline.with_seed(seed))
         cost.ended = 1
-        change_run, change_seconds = _run(change.with_seed(seed))
-        pairs.append((change_run, baseline_run))
-        seconds.append(baseline_seconds + change_seconds)
+        change_run, change_seconds = _run_job(change.with_seed(seed))
+        run_pairs.append((change_run, baseline_run))
+        seconds_of_seeds.append(baseline_seconds + change_seconds)
         # Seeds after the last look are judged at the next look.
-        seeds = len(pairs)
-        judged = pairs[: sequential.last_look(seeds) or seeds]
-        seen = _look(tried, judged)
-        is_over = not _has_time(seeds, max(seconds[-2:]), end)
+        seeds = len(run_pairs)
+        judged = run_pairs[: sequential.last_look(seeds) or seeds]
+        seen = _look_at_pairs(tried, judged)
+        is_over = not _has_time(seeds, max(seconds_of_seeds[-2:]), end)
         has_all = seeds >= earlier
         change_line = _line_of([run for run, _ in judged], results / FOLDER)
         baseline_line = _line_of([run for _, run in judged], results / FOLDER)
@@ -294,9 +298,9 @@ def _train_until_sure(
         if is_sure or has_all:
             means = {"at_training": float(seen.at_training.mean), "at_longest": float(seen.at_longest.mean)}
             answer = "no verdict" if unlearned else seen.answer
-            tried = _keep(results, replace(tried, seeds=seen.seeds, answer=answer, **means))
+            tried = _store_try(results, replace(tried, seeds=seen.seeds, answer=answer, **means))
         if is_sure or (has_all and is_over):
-            return _outcome(tried, seen, judged, lines, unlearned, max(seconds), results)
+            return _outcome_of_try(tried, seen, judged, lines, unlearned, max(seconds_of_seeds), results)
 
 
 def _has_time(seeds: int, seconds: float, end: float) -> bool:
@@ -308,15 +312,15 @@ def _has_time(seeds: int, seconds: float, end: float) -> bool:
     return time.monotonic() + needed <= end
 
 
-def _look(tried: Try, pairs: Sequence[tuple[Run, Run]]) -> Look:
+def _look_at_pairs(tried: Try, pairs: Sequence[tuple[Run, Run]]) -> Look:
     longest = tried.lengths[-1]
-    at_training = [_difference(*pair, tried.train_length) for pair in pairs]
-    at_longest = [_difference(*pair, longest) for pair in pairs]
+    at_training = [_level_difference(*pair, tried.train_length) for pair in pairs]
+    at_longest = [_level_difference(*pair, longest) for pair in pairs]
     change, _ = pairs[0]
     return look(at_training, at_longest, tried.number, change.margin)
 
 
-def _outcome(
+def _outcome_of_try(
     tried: Try,
     seen: Look,
     pairs: Sequence[tuple[Run, Run]],
@@ -361,7 +365,7 @@ def _refuse_chosen(overrides: Sequence[str]) -> None:
     require("results_dir" not in typed, message)
 
 
-def _prepared(kind: Kind, change_config: Config, baseline_config: Config) -> Try:
+def _prepare_try(kind: Kind, change_config: Config, baseline_config: Config) -> Try:
     """Return the try of a change, before any look. Raise `UserError` for configurations that cannot work."""
     configs = [replace(config, seed=FIRST_SEED[kind]) for config in (change_config, baseline_config)]
     _refuse_task(configs)
@@ -376,7 +380,7 @@ def _prepared(kind: Kind, change_config: Config, baseline_config: Config) -> Try
     require(run != baseline_run, f"{message}: give another run or encoding with --against")
     sides = (change.label, baseline.label, run, baseline_run)
     tried = Try(kind, 0, *sides, train_length, lengths, today())
-    return replace(tried, evaluation=_evaluation(change.config))
+    return replace(tried, evaluation=_evaluation_hash(change.config))
 
 
 def _refuse_task(configs: Sequence[Config]) -> None:
@@ -390,7 +394,7 @@ def _refuse_task(configs: Sequence[Config]) -> None:
         raise UserError(f"{task}: a try compares bits per byte, which answers do not have: {way_out}")
 
 
-def _evaluation(config: Config) -> str:
+def _evaluation_hash(config: Config) -> str:
     """Return a hash of the judged targets and their protocol: with another hash, a try is another try."""
     evaluation = config.eval
     train_length = config.train.length
@@ -403,7 +407,7 @@ def _evaluation(config: Config) -> str:
     return hashed(judged)
 
 
-def _run(job: Planned) -> tuple[Run, float]:
+def _run_job(job: Planned) -> tuple[Run, float]:
     """Return a trained and scored run, and the seconds that it takes or, if it was reused, once took."""
     began = time.monotonic()
     with called_with(job.words):
@@ -415,7 +419,7 @@ def _run(job: Planned) -> tuple[Run, float]:
     return run, max(time.monotonic() - began, training)
 
 
-def _difference(change: Run, baseline: Run, length: int) -> float:
+def _level_difference(change: Run, baseline: Run, length: int) -> float:
     """Return the difference of two runs' levels on the same targets; negative is better."""
     row = _row_at(change, length)
     other = _row_at(baseline, length)

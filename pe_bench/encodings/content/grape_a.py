@@ -13,8 +13,8 @@ Past the training length: defined; the bias goes on falling, at a rate that the 
 Zhang et al. 2025, "Group Representational Position Encoding", arXiv:2512.07805, equation 4.6; the three forms
 as in the authors' code, https://github.com/model-architectures/GRAPE.
 
-The paper normalises queries and keys first: `model.qk_norm=true` does so here. omega is ln(e - 1) at first,
-and slopes are then near 1.4 times those of ALiBi.
+The authors normalise queries and keys first: `model.qk_norm=true` does so here. First values are those of
+their code: u and v are N(0, 1/K), and omega is ln(e - 1), which makes slopes near 1.4 times those of ALiBi.
 """
 
 import math

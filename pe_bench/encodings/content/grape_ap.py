@@ -15,7 +15,8 @@ as in the configurations of the authors, https://github.com/model-architectures/
 
 We follow the paper, not the authors' code, which takes p_i without the norm and turns p_l by -l. In both, R
 turns p_l alone, so a bias depends on where a text begins. The authors normalise queries and keys too:
-`model.qk_norm=true` does so here. W_p is N(0, 1/D) at first, and each token then adds about -0.7 m_h.
+`model.qk_norm=true` does so here. W_p is N(0, 1/D) at first, and each token then adds about -0.7 m_h. Their
+W_p is N(0, 1/(4D)) at first, which makes no difference here, where every p is normed.
 """
 
 import torch

@@ -88,9 +88,9 @@ class RePoLayer(LayerEncoding):
         super().__init__()
         width = max(1, d_model // 8)
         self.frequencies = nn.Buffer(rope_frequencies(d_head, base), persistent=False)
-        self.gate_weight = _initial(width, d_model)
-        self.content_weight = _initial(width, d_model)
-        self.output_weight = _initial(n_heads, width)
+        self.gate_weight = _initial_weights(width, d_model)
+        self.content_weight = _initial_weights(width, d_model)
+        self.output_weight = _initial_weights(n_heads, width)
 
     def prepare(self, x: Tensor) -> dict[str, Tensor]:
         with full_precision(x):
@@ -105,7 +105,7 @@ class RePoLayer(LayerEncoding):
         return turn_both(queries, keys, angles.cos().to(dtype), angles.sin().to(dtype))
 
 
-def _initial(*shape: int) -> nn.Parameter:
+def _initial_weights(*shape: int) -> nn.Parameter:
     weights = nn.Parameter(torch.empty(shape))
     nn.init.trunc_normal_(weights, std=SPREAD, a=-CUT_OFF, b=CUT_OFF)
     return weights

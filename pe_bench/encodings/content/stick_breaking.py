@@ -59,13 +59,13 @@ class _Breaking(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, scores: Tensor, visible: Tensor) -> Tensor:
-        def passed(keys: slice) -> Tensor:
+        def log_remainders(keys: slice) -> Tensor:
             log_passed = nn.functional.logsigmoid(-scores[..., keys])
             return log_passed.masked_fill_(~visible[..., keys], 0)
 
         count = scores.shape[-1]
         least = least_exponent(scores.dtype)
-        left = suffix_sums(count, passed, lambda left: left < least)
+        left = suffix_sums(count, log_remainders, lambda left: left < least)
         near = slice(count - left.shape[-1], count)
         # The stick that reaches key j is left by the keys after j: one place further.
         left_before = nn.functional.pad(left[..., 1:], (0, 1))

@@ -46,7 +46,8 @@ class Wall(LayerEncoding):
     def scores(self, queries: Side, keys: Side, scale: float) -> Tensor:
         """Fade queries and keys up to a token between them, and multiply: so neither overflows.
 
-        For keys before the block, the token is the block's first query; for keys of the block see `_within`.
+        For keys before the block, the token is the block's first query; for keys of the block see
+        `_scores_within_blocks`.
         """
         dtype = precise(queries.x.dtype)
         q = queries.x.to(dtype)
@@ -57,11 +58,11 @@ class Wall(LayerEncoding):
         first = query_forgotten[..., :1, :]
         faded_q = q * (query_forgotten - first).to(dtype).exp()
         faded_k = k[..., :before, :] * (first - forgotten_before).to(dtype).exp()
-        within = _within(q, k[..., before:, :], query_forgotten)
+        within = _scores_within_blocks(q, k[..., before:, :], query_forgotten)
         return scale * torch.cat([faded_q @ faded_k.mT, within], -1)
 
 
-def _within(q: Tensor, k: Tensor, passed: Tensor) -> Tensor:
+def _scores_within_blocks(q: Tensor, k: Tensor, passed: Tensor) -> Tensor:
     """Return the unscaled scores [.., n, n] of a block of n queries and their own keys [.., n, K].
 
     passed: P [.., n, K]. Scores of keys after the query are 0. The scores of a block are built from those of

@@ -16,7 +16,7 @@ from pe_bench.encodings.rotary.rope import Rotary, rotate, rotate_both
 
 @dataclass(eq=False)
 class EffectiveDistance(Rotary):
-    """The true distance within a window, beyond it the distance of `far_positions`: by default the window."""
+    """Scores by the true distance within a window; beyond it by the distance of `far_positions`."""
 
     claims = frozenset({"shift_invariant", "prefix_consistent"})
 

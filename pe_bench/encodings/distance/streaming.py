@@ -60,4 +60,5 @@ class Streaming(EffectiveDistance):
         return first_and_window_ranges(self.sinks, self.near, start, stop)
 
     def _is_latest(self, queries: Side, keys: Side) -> Tensor:
+        """Return the mask [Q, N] of the latest `near` keys of each query, and of keys after it."""
         return queries.index.unsqueeze(-1) - keys.index < self.near

@@ -12,11 +12,12 @@ Past the training length: defined; distances are new only beyond train_length + 
 
 An et al. 2024, "Why Does the Effective Context Length of LLMs Fall Short?", arXiv:2410.18745; defaults as in
 the code of the authors, https://github.com/HKUNLP/STRING, `string_for_llama.py`: S is a third of the
-training length (the paper tries 0.25 to 0.4 of it) and a is 0.1 ln 2 + 1.
+training length (their README takes 0.33 of it, and advises 0.25 to 0.4) and a is 0.1 ln 2 + 1.
 
 The authors' code has W = 128 for 131,072 tokens; ours is a 32nd of the training length, at least 1. Their
-pass over a prompt counts pairs at distance S twice, and their pass over one token counts them once: here each
-pair counts once, as in the paper. Here a multiplies all logits, with partial RoPE too.
+pass over a prompt counts pairs at distance S twice, unchanged and shortened to W; their pass over one token
+counts them once, shortened. Here each pair counts once, as in the paper. Here a multiplies all logits, with
+partial RoPE too.
 """
 
 import math

@@ -57,18 +57,19 @@ class Randomized(PositionalEncoding):
         return self._draw("random" if train else self.scored_with, count, generator).to(tokens.device)
 
     def _draw(self, mode: ScoredWith, count: int, generator: torch.Generator | None) -> Tensor:
+        """Return `count` ids [count] in rising order."""
         if mode == "arange":
             return torch.arange(count)
         if mode == "even":
             even = torch.linspace(0, self.max_position - 1, count, dtype=torch.float64)
-            return _on_grid(even) if self.real else even.round().long()
+            return _rounded_to_grid(even) if self.real else even.round().long()
         device = torch.device("cpu") if generator is None else generator.device
         if self.real:
             share = torch.rand(count, dtype=torch.float64, generator=generator, device=device)
-            return _on_grid(self.max_position * share).sort().values
+            return _rounded_to_grid(self.max_position * share).sort().values
         drawn = torch.randperm(self.max_position, generator=generator, device=device)[:count]
         return drawn.sort().values
 
 
-def _on_grid(ids: Tensor) -> Tensor:
+def _rounded_to_grid(ids: Tensor) -> Tensor:
     return (GRID * ids).floor().div(GRID).float()

@@ -58,14 +58,15 @@ class Learned(PositionalEncoding):
         return table_rows(self.table, ids, self.overflow)
 
 
-def require_table(overflow: Overflow, positions: str) -> None:
+def require_learned_table(overflow: Overflow, positions: str) -> None:
+    """Raise `UserError` for a choice of `overflow` without a table of learned positions."""
     is_read = overflow == "error" or positions == "learned"
     require(is_read, f"encoding.overflow={overflow} is for encoding.positions=learned: leave it out")
 
 
 def table_rows(table: Tensor, ids: Tensor, overflow: Overflow) -> Tensor:
     """Return rows [.., D] of a table [max_position, D] at positions [..]; `overflow` says what is beyond."""
-    return rows_between(table, _within(len(table), ids, overflow))
+    return rows_between(table, _within_table(len(table), ids, overflow))
 
 
 def rows_between(table: Tensor, position: Tensor) -> Tensor:
@@ -79,7 +80,7 @@ def rows_between(table: Tensor, position: Tensor) -> Tensor:
     return torch.lerp(table[below], table[above], share)
 
 
-def _within(count: int, ids: Tensor, overflow: Overflow) -> Tensor:
+def _within_table(count: int, ids: Tensor, overflow: Overflow) -> Tensor:
     """Return the ids, brought within the rows 0 to count - 1 of a table. Raises `LengthError`."""
     last = count - 1
     smallest = float(ids.min())

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from pe_bench.encodings.base import AtLeast1, PositionalEncoding, Positive, precise
-from pe_bench.encodings.inputs.learned import PAST_TRAINING, Overflow, require_table, table_rows
+from pe_bench.encodings.inputs.learned import PAST_TRAINING, Overflow, require_learned_table, table_rows
 from pe_bench.encodings.inputs.sinusoidal import sinusoids
 
 Positions = Literal["learned", "sinusoidal"]
@@ -49,7 +49,7 @@ class Multiplicative(PositionalEncoding):
         overflow: Overflow = "error",
     ):
         super().__init__()
-        require_table(overflow, positions)
+        require_learned_table(overflow, positions)
         self.d_model = d_model
         self.alpha = alpha
         self.overflow: Overflow = overflow
@@ -69,6 +69,7 @@ class Multiplicative(PositionalEncoding):
         return (x * factors).to(x.dtype)
 
     def _positions(self, ids: Tensor) -> Tensor:
+        """Return the vectors P [.., D] at positions [..]."""
         if self.table is None:
             return sinusoids(ids, self.d_model, BASE, "interleaved")
         return table_rows(self.table, ids, self.overflow)

@@ -70,13 +70,13 @@ class Recursive(PositionalEncoding):
         super().__init__()
         self.time_step = time_step
         self.start = nn.Parameter(0.02 * torch.randn(d_model))
-        cells: dict[Cell, Callable[[], nn.Module]] = {
+        cell_builders: dict[Cell, Callable[[], nn.Module]] = {
             "gru": lambda: GatedCell(d_model),
             "mlp": lambda: NetworkCell(d_model),
             "ode_rk4": lambda: FlowCell(d_model, rk4_step),
             "ode_euler": lambda: FlowCell(d_model, euler_step),
         }
-        self.cell = cells[cell]()
+        self.cell = cell_builders[cell]()
 
     def embed(self, x: Tensor, ids: Tensor, tokens: Tensor) -> Tensor:
         # A step repeated thousands of times is never in half precision, not even in an autocast model.
@@ -93,6 +93,8 @@ class Recursive(PositionalEncoding):
 
 
 class GatedCell(nn.Module):
+    """The cell `gru`: from the first state [D] and times, all states [n, D]."""
+
     def __init__(self, d_model: int):
         super().__init__()
         self.unit = nn.GRU(1, d_model)
@@ -104,6 +106,8 @@ class GatedCell(nn.Module):
 
 
 class NetworkCell(nn.Module):
+    """The cell `mlp`: from the first state [D] and times, all states [n, D]."""
+
     def __init__(self, d_model: int):
         super().__init__()
         hidden = nn.Linear(d_model + 1, d_model)
@@ -120,6 +124,8 @@ class NetworkCell(nn.Module):
 
 
 class FlowCell(nn.Module):
+    """The cells `ode_rk4` and `ode_euler`: from the first state [D] and times, all states [n, D]."""
+
     def __init__(self, d_model: int, solver: Callable[[Field, Tensor, Tensor, float], Tensor]):
         super().__init__()
         self.solver = solver
@@ -136,5 +142,6 @@ class FlowCell(nn.Module):
         return torch.stack(states)
 
     def field(self, p: Tensor, t: Tensor) -> Tensor:
+        """Return dp/dt of a state p [D] at a time t."""
         hidden = self.hidden(torch.cat([p, t])).relu()
         return self.output(torch.cat([hidden, t])).tanh() - p

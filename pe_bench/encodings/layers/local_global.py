@@ -85,27 +85,27 @@ class LocalGlobal(PositionalEncoding):
         are_global[-1] |= last
         masks: list[LayerEncoding] = [] if window is None else [SlidingWindow(window)]
         masks += [] if chunk is None else [Chunks(chunk)]
-        parts: dict[bool, PositionalEncoding] = {}
+        part_by_kind: dict[bool, PositionalEncoding] = {}
         for is_global, build in ((False, local), (True, global_)):
             if is_global in are_global:
-                parts[is_global] = build(are_global.count(is_global))
-        for is_global, part in parts.items():
+                part_by_kind[is_global] = build(are_global.count(is_global))
+        for is_global, part in part_by_kind.items():
             for hook, what in SHARED.items():
                 option = "encoding.global" if is_global else "encoding.local"
                 message = f"changes {what}, which all layers share: choose one that acts in attention"
                 require(not part.overrides(hook), f"{option} {message}")
-        local_layers = parts[False].layer(0) if False in parts else None
+        local_layers = part_by_kind[False].layer(0) if False in part_by_kind else None
         if local_layers is not None and local_layers.overrides("attend"):
             message = "limit softmax attention, which layers of encoding.local lack: set both to null"
             require(not masks, f"encoding.window and encoding.chunk {message}")
-        self.holders = nn.ModuleList(parts.values())  # the modules that hold the parameters
+        self.holders = nn.ModuleList(part_by_kind.values())  # the modules that hold the parameters
         self._layers: list[LayerEncoding] = []
         for number, is_global in enumerate(are_global):
-            layer = parts[is_global].layer(are_global[:number].count(is_global))
+            layer = part_by_kind[is_global].layer(are_global[:number].count(is_global))
             self._layers.append(layer if is_global else stack([layer, *masks]))
-        acting = [*parts.values(), *(masks if False in parts else [])]
+        acting = [*part_by_kind.values(), *(masks if False in part_by_kind else [])]
         self.claims = frozenset.intersection(*(part.claims for part in acting))
-        past = {part.past_training for part in parts.values()}
+        past = {part.past_training for part in part_by_kind.values()}
         self.past_training = next(each for each in ADVERSE_FIRST if each in past)
 
     def layer(self, number: int) -> LayerEncoding:

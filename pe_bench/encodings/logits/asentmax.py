@@ -16,8 +16,10 @@ of the authors, https://github.com/deep-spin/asentmax.
 Their models have NAPE as encoding: ALiBi with slopes 1, 1/2, 1/3, .. in half of the heads, and no slopes in
 the other half; only the other half is sharpened. Here NAPE with entmax is `encoding=alibi encoding.silent=0.5
 encoding.slopes=harmonic modifier=[asentmax] encoding.modifiers.asentmax.scaled=0.5`. tau is exact, by
-sorting. A key without weight gets no gradient. W and V are N(0, 1/D) at first, as all linear layers here.
-Attention runs on the reference path.
+sorting. A key without weight gets no gradient. W and V are N(0, 1/D) at first, as all linear layers here;
+theirs are N(0, 0.0004). Their commands for ASEntmax set `attn_scale_proj_bias=True`, which is off in their
+class and adds a learned number, 0 at first, to W_h x_i and another to V_h x_i; here there is none. Attention
+runs on the reference path.
 """
 
 import math

@@ -19,9 +19,9 @@ def first_and_window_ranges(first: int, window: int, first_query: int, stop: int
 
 def intersection(some: Sequence[range], others: Sequence[range]) -> list[range]:
     """Return the ranges of the keys in both lists; in each list, ranges rise without overlap."""
-    common: list[range] = []
+    common_ranges: list[range] = []
     for a, b in product(some, others):
         overlap = range(max(a.start, b.start), min(a.stop, b.stop))
         if overlap:
-            common.append(overlap)
-    return common
+            common_ranges.append(overlap)
+    return common_ranges

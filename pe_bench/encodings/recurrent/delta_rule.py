@@ -50,9 +50,9 @@ class DeltaRule(Recurrent):
         raise NotImplementedError
 
     def tokens(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tokens:
-        q = self._mixed("q", q)
-        k = self._mixed("k", k)
-        v = self._mixed("v", v)
+        q = self._convolved_and_activated("q", q)
+        k = self._convolved_and_activated("k", k)
+        v = self._convolved_and_activated("v", v)
         share = in_heads(x, self.strength, self.n_heads).sigmoid().squeeze(-1)
         strength = self.largest_strength * share
         return Tokens(unit(q) * self.scale, unit(k), v, self.log_decay(x), strength)
@@ -61,7 +61,7 @@ class DeltaRule(Recurrent):
         gate = self.activation(self.raw_gate(x))
         return rms_normed(read) * self.norm * gate
 
-    def _mixed(self, name: str, x: Tensor) -> Tensor:
+    def _convolved_and_activated(self, name: str, x: Tensor) -> Tensor:
         if name in self.taps:
             x = convolved(x, self.taps[name])
         return functional.silu(x)

@@ -30,7 +30,7 @@ EPSILON = 1e-6
 
 
 class Tokens(NamedTuple):
-    """How each token reads, decays and changes the state."""
+    """The inputs of a recurrence: how each token reads, decays and changes the state."""
 
     q: Tensor  # [B, H, T, K]
     k: Tensor  # [B, H, T, K]
@@ -73,12 +73,12 @@ def chunked_with_state(tokens: Tokens) -> tuple[Tensor, Tensor]:
     length = tokens.q.shape[-2]
     state = _zero_state(tokens.q, tokens.v)
     if torch.is_grad_enabled() or length <= SEGMENT:
-        return _segment(tokens, state)
+        return _read_segment(tokens, state)
     outputs = []
     for start in range(0, length, SEGMENT):
         part = slice(start, start + SEGMENT)
         segment = [None if each is None else each[:, :, part] for each in tokens]
-        output, state = _segment(Tokens(*segment), state)  # pyright: ignore[reportArgumentType]
+        output, state = _read_segment(Tokens(*segment), state)  # pyright: ignore[reportArgumentType]
         outputs.append(output)
     return torch.cat(outputs, -2), state
 
@@ -88,7 +88,7 @@ def _zero_state(q: Tensor, v: Tensor) -> Tensor:
     return q.new_zeros(*q.shape[:2], q.shape[-1], v.shape[-1])
 
 
-def _segment(tokens: Tokens, state: Tensor) -> tuple[Tensor, Tensor]:
+def _read_segment(tokens: Tokens, state: Tensor) -> tuple[Tensor, Tensor]:
     """Return S^T q of a segment's tokens, and the state after the segment, from the state before it."""
     length = tokens.q.shape[-2]
     q, k, v = (_in_chunks(x) for x in tokens[:3])
@@ -153,12 +153,12 @@ def _pair_products(passed: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
     later = from_middle.exp()
     earlier = (-from_middle).exp()
 
-    def product(a: Tensor, b: Tensor) -> Tensor:
+    def decayed_product(a: Tensor, b: Tensor) -> Tensor:
         decayed_a = a.double() * later
         decayed_b = b.double() * earlier
         return (decayed_a @ decayed_b.mT).tril().to(a.dtype)
 
-    return product
+    return decayed_product
 
 
 class Recurrent(LayerEncoding):
@@ -175,10 +175,10 @@ class Recurrent(LayerEncoding):
         return read
 
     def attend(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return self._attend(recurrence, x, q, k, v)
+        return self._attend_precisely(recurrence, x, q, k, v)
 
     def attend_chunked(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return self._attend(chunked, x, q, k, v)
+        return self._attend_precisely(chunked, x, q, k, v)
 
     def state_after(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> State:
         """Return the log decays and the last state of a text, given the arguments of `attend`."""
@@ -186,7 +186,10 @@ class Recurrent(LayerEncoding):
             tokens = self._precise_tokens(x, q, k, v)
             return State(tokens.log_decay, chunked_with_state(tokens)[1])
 
-    def _attend(self, read: Callable[[Tokens], Tensor], x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def _attend_precisely(
+        self, read: Callable[[Tokens], Tensor], x: Tensor, q: Tensor, k: Tensor, v: Tensor
+    ) -> Tensor:
+        """Compute the layer's output in float32 or better; `read` computes S^T q of each token."""
         # Sums over thousands of tokens: never in half precision, not even where a model is autocast.
         with full_precision(x):
             tokens = self._precise_tokens(x, q, k, v)

@@ -100,7 +100,7 @@ class DeBERTaLayer(Relative):
         self.number = number
 
     def transform(self, queries: Side, keys: Side) -> tuple[Tensor, Tensor]:
-        """Append the products with every row of P, from which `scores` picks: once for all blocks."""
+        """Append to queries and keys their products with each row of P, from which `scores` picks."""
         return self._with_products(queries.x, "c2p"), self._with_products(keys.x, "p2c")
 
     def scores(self, queries: Side, keys: Side, scale: float) -> Tensor:

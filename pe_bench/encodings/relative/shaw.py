@@ -44,14 +44,14 @@ class Shaw(Relative):
     def scores(self, queries: Side, keys: Side, scale: float) -> Tensor:
         content = queries.x @ keys.x.mT
         by_row = queries.x @ self.keys.to(queries.x.dtype).mT
-        rows = self._rows(queries, keys).expand_as(content)
+        rows = self._table_rows(queries, keys).expand_as(content)
         return scale * (content + by_row.gather(-1, rows))
 
     def mix(self, weights: Tensor, v: Tensor, queries: Side, keys: Side) -> Tensor:
         # Many small weights fall on row 0: their sum is float32 or better.
         summands = weights.to(precise(weights.dtype))
         empty = summands.new_zeros(*weights.shape[:-1], len(self.values))
-        rows = self._rows(queries, keys).expand_as(weights)
+        rows = self._table_rows(queries, keys).expand_as(weights)
         by_row = empty.scatter_add(-1, rows, summands)
         relative_values = by_row.to(v.dtype) @ self.values.to(v.dtype)
         return weights @ v + relative_values
@@ -59,7 +59,7 @@ class Shaw(Relative):
     def tables(self) -> Tables:
         return Tables(relative_keys=self.keys.flip(0), relative_values=self.values.flip(0))
 
-    def _rows(self, queries: Side, keys: Side) -> Tensor:
+    def _table_rows(self, queries: Side, keys: Side) -> Tensor:
         """Return the row c of the tables for each pair, [Q, N] or [B, 1, Q, N]."""
         distance = distances(queries, keys).clamp(0, self.max_distance)
         return (self.max_distance - distance).long()

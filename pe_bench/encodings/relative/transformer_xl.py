@@ -74,6 +74,7 @@ class TransformerXLLayer(LayerEncoding):
         return wide.to(q.dtype)
 
     def _wide_key(self, k: Tensor, position: Tensor) -> Tensor:
+        """Return [B, H, N, K + D]: k, and the cosines and sines of its position."""
         sine, cosine = self._sinusoid(position, k)
         shape = (*k.shape[:-1], -1)
         wide = torch.cat([k, cosine.expand(shape), sine.expand(shape)], -1)

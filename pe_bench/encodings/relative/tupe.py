@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from pe_bench.encodings.base import AtLeast1, LayerEncoding, Side
-from pe_bench.encodings.inputs.learned import Learned, Overflow, require_table
+from pe_bench.encodings.inputs.learned import Learned, Overflow, require_learned_table
 from pe_bench.encodings.inputs.sinusoidal import Sinusoidal
 
 Positions = Literal["learned", "sinusoidal"]
@@ -53,7 +53,7 @@ class TUPE(LayerEncoding):
         positions: Positions = "learned",
     ):
         super().__init__()
-        require_table(overflow, positions)
+        require_learned_table(overflow, positions)
         if positions == "learned":
             self.positions = Learned(d_model, max_position, overflow)
         else:

@@ -132,6 +132,7 @@ class _Angles(NamedTuple):
     sines: Tensor
 
     def belong_to(self, position: Tensor, frequencies: Tensor, dtype: torch.dtype) -> bool:
+        """Return true if these are the angles of the positions and frequencies, in this type."""
         same_types = (self.position.dtype, self.cosines.dtype) == (position.dtype, dtype)
         if not same_types or self.position.device != position.device:
             return False

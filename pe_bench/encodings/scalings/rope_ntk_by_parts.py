@@ -85,11 +85,11 @@ def ramp_ends(
     Indices are rounded outwards to whole pairs, unless `is_exact`.
     """
 
-    def index_of(turns: float) -> float:
+    def index_with_turns(turns: float) -> float:
         tokens_per_radian = train_length / (2 * math.pi * turns)
         return width * math.log(tokens_per_radian) / (2 * math.log(base))
 
-    first, last = index_of(beta_fast), index_of(beta_slow)
+    first, last = index_with_turns(beta_fast), index_with_turns(beta_slow)
     if not is_exact:
         first, last = math.floor(first), math.ceil(last)
     return max(first, 0), min(last, width - 1)

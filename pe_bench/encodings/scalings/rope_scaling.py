@@ -27,6 +27,8 @@ ROUNDING = 1e-12  # the rounding error of float64
 
 
 class Scaled(NamedTuple):
+    """The frequencies and the attention factor of a rotation in one window."""
+
     frequencies: Tensor  # [K/2] float64
     attention_factor: float = 1.0
 
@@ -74,6 +76,7 @@ class RopeScaling(Rotary):
         return self._turn(queries, scaled), self._turn(keys, scaled)
 
     def _turn(self, side: Side, scaled: Scaled) -> Tensor:
+        """Return queries or keys turned at the scaled frequencies, and times the attention factor."""
         # Rounded once, at the end.
         x = side.x.to(precise(side.x.dtype))
         first, rest = x.tensor_split([self.width], -1)

@@ -18,9 +18,9 @@ class Property(NamedTuple):
     """A property that an encoding must have, or may claim."""
 
     name: str
-    meaning: str
+    meaning: str  # what must hold, in a sentence
     look: str  # where the fault may be
-    check: Callable[[Case], str]
+    check: Callable[[Case], str]  # returns what was measured, as text
 
 
 def _property(check: Callable[[Case], str]) -> Property:

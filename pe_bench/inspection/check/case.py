@@ -67,7 +67,7 @@ class Finding(NamedTuple):
     """What one check found."""
 
     state: Literal["holds", "fails", "not claimed"]
-    measured: str
+    measured: str  # what was measured, as text
     lines: tuple[str, ...] = ()  # `FILE:LINE hook` of what may be wrong
 
 
@@ -87,9 +87,9 @@ class Case:
     """An encoding's configuration, resolved for a model of the size `MODEL` trained at `TRAIN_LENGTH`."""
 
     name: str
-    spec: EncodingSpec
+    spec: EncodingSpec  # the encoding and its modifiers
     examples: Mapping[str, Any] = field(default_factory=dict)  # examples for options that have no default
-    sizes: ModelConfig = MODEL
+    sizes: ModelConfig = MODEL  # the sizes of the model
     vocabulary: Sequence[str] = VOCABULARY  # the text of every token
 
     def as_built(self, seed: int = 0) -> Composition:
@@ -123,6 +123,7 @@ class Case:
         return Decoder(self.sizes, len(self.vocabulary), encoding, generator).double()
 
     def new_model(self) -> Decoder:
+        """Build a decoder with the encoding and random parameters."""
         return self.model_of(self.with_random_parameters())
 
     @cached_property
@@ -151,6 +152,7 @@ class Case:
         return list(zip(self.layers, layers_of(self.with_random_parameters()), strict=True))
 
     def inputs(self, length: int, batch: int = 2) -> Inputs:
+        """Return a layer's input and its queries, keys and values, as `layer_inputs` does."""
         return layer_inputs(length, batch=batch, d_head=self.sizes.d_head)
 
     def sides(self, length: int, shift: int = 0) -> Iterator[tuple[LayerEncoding, Side, Side]]:
@@ -236,15 +238,15 @@ def never_called(part: nn.Module) -> str:
     The method is a misspelt hook, or a hook of the other base class.
     """
     kind = base_class_of(part)
-    hooks = [*_methods(LayerEncoding), *_methods(PositionalEncoding)]
-    for name in _methods(type(part)):
+    hooks = [*_public_methods(LayerEncoding), *_public_methods(PositionalEncoding)]
+    for name in _public_methods(type(part)):
         close = get_close_matches(name, hooks, 1, 0.8)
         if close and not hasattr(kind, name):
             return f"{name} is never called: is it {close[0]} of a {kind.__name__}?"
     return ""
 
 
-def _methods(kind: type[nn.Module]) -> list[str]:
+def _public_methods(kind: type[nn.Module]) -> list[str]:
     """Return the names of the public methods that torch's modules do not have."""
     names = [name for name, _ in inspect.getmembers(kind, inspect.isfunction)]
     public = [name for name in names if not name.startswith("_")]

@@ -67,9 +67,9 @@ def returns(case: Case) -> str:
     encodings = {torch.float32: case.as_built(), torch.float64: case.encoding}
     for dtype, encoding in encodings.items():
         for part in parts_of(encoding):
-            for hook, value, seen in _calls(part, encoding, dtype):
+            for hook, value, seen in _hook_calls(part, encoding, dtype):
                 if changes(part, hook):
-                    fault = _fault(hook, value, seen)
+                    fault = _fault_of_value(hook, value, seen)
                     line = line_of(part, hook)
                     expect(not fault, f"{line}: {hook} {fault}")
                     results += 1
@@ -111,7 +111,7 @@ def repeatable(case: Case) -> str:
     return "two calls are equal"
 
 
-def _calls(
+def _hook_calls(
     part: nn.Module, encoding: Composition, dtype: torch.dtype
 ) -> Iterator[tuple[str, Any, Tensor | None]]:
     """Yield each hook, its value, and the mask of the values that matter, in the order of the decoder."""
@@ -150,7 +150,7 @@ def _calls(
     yield "mix", part.mix(weights, v, queries, keys), None
 
 
-def _fault(hook: str, value: Any, seen: Tensor | None) -> str:
+def _fault_of_value(hook: str, value: Any, seen: Tensor | None) -> str:
     """Describe a value that its hook must not return: one of another shape, or one that is not finite."""
     if value is None and hook in OPTIONAL:
         return ""
@@ -160,7 +160,7 @@ def _fault(hook: str, value: Any, seen: Tensor | None) -> str:
         return f"returned {type(value).__name__}, must be a tensor {expected}"
     if hook == "visible" and value.dtype != torch.bool:
         return f"returned {value.dtype}, must be torch.bool: true for the keys that a query may see"
-    if not any(_fits(value.shape, shape) for shape in SHAPES[hook]):
+    if not any(_has_shape(value.shape, shape) for shape in SHAPES[hook]):
         return f"returned the shape {list(value.shape)}, must be {expected}"
     bad = ~value.detach().isfinite()
     if seen is not None:
@@ -169,15 +169,15 @@ def _fault(hook: str, value: Any, seen: Tensor | None) -> str:
     return f"has {wrong} values of {bad.numel()} that are not finite" if wrong else ""
 
 
-def _fits(sizes: torch.Size, shape: str) -> bool:
+def _has_shape(sizes: torch.Size, shape: str) -> bool:
     any_axes = len(sizes) - len(shape) + 1
     letters = shape.replace("*", "*" * any_axes)
     if len(letters) != len(sizes):
         return False
-    return all(map(_fits_letter, sizes, letters))
+    return all(map(_is_size_of_letter, sizes, letters))
 
 
-def _fits_letter(size: int, letter: str) -> bool:
+def _is_size_of_letter(size: int, letter: str) -> bool:
     if letter == "*" or size == SIZES[letter]:
         return True
     return size == 1 and letter in SHARED
@@ -225,11 +225,14 @@ def identity(case: Case) -> str:
         text = tokens(2, length)
         model = case.new_model()
         model.hidden(text, ids_of(model.encoding, text, train=True))
-    late: dict[Path, None] = {}
+    files_opened_late: dict[Path, None] = {}
     for part in parts_of(case.encoding):
-        late |= dict.fromkeys(opened_later(type(part)))
-    names = ", ".join(file.name for file in late)
-    expect(not late, f"{names}: opened after the import, in a hook or the constructor, and not covered")
+        files_opened_late |= dict.fromkeys(opened_later(type(part)))
+    names = ", ".join(file.name for file in files_opened_late)
+    expect(
+        not files_opened_late,
+        f"{names}: opened after the import, in a hook or the constructor, and not covered",
+    )
     return "no file is opened after the import"
 
 
@@ -428,32 +431,32 @@ def slopes(case: Case) -> str:
     Look at: a part that is not used; a detach; a custom backward; a phase or scale of queries and keys
     that cancels.
     """
-    largest: dict[str, float] = {}
-    inert: list[str] = []
+    largest_gradients: dict[str, float] = {}
+    inert_names: list[str] = []
     for part in parts_of(case.encoding):
-        inert += getattr(part, "inert", ())
+        inert_names += getattr(part, "inert", ())
     right = set()  # next to a bound, the slope may be another on one of the two sides
     for nudge in (0.0, 0.1, -0.1):
         encoding = case.nudged(nudge)
         inputs = dict(zip("xqkv", layer_inputs(TRAIN_LENGTH), strict=True))
         tensors = {name: tensor.requires_grad_() for name, tensor in inputs.items()}
         tensors |= {name: tensor for name, tensor in encoding.named_parameters() if tensor.requires_grad}
-        output = _mixed(encoding, inputs)
+        output = _mix_of_outputs(encoding, inputs)
         gradients = torch.autograd.grad(output, [*tensors.values()], materialize_grads=True)
         for (name, tensor), gradient in zip(tensors.items(), gradients, strict=True):
             expect(bool(gradient.isfinite().all()), f"{name} gets a gradient that is not finite")
             size = float(gradient.abs().max())
-            largest[name] = max(largest.get(name, 0.0), size)
+            largest_gradients[name] = max(largest_gradients.get(name, 0.0), size)
             if nudge and name not in right and _is_slope(gradient, tensor, encoding, inputs):
                 right.add(name)
-    for name, gradient in largest.items():
-        is_moved = gradient > EXACT or name.endswith(tuple(inert))
+    for name, gradient in largest_gradients.items():
+        is_moved = gradient > EXACT or name.endswith(tuple(inert_names))
         expect(is_moved, f"{name} is inert: it changes no output, or gets no gradient")
         expect(name in right, f"along {name} the gradient is not the slope of the output")
-    return f"{len(largest)} gradients are the slopes of the output"
+    return f"{len(largest_gradients)} gradients are the slopes of the output"
 
 
-def _mixed(encoding: Composition, inputs: dict[str, Tensor]) -> Tensor:
+def _mix_of_outputs(encoding: Composition, inputs: dict[str, Tensor]) -> Tensor:
     """Return the input of the first layer and each layer's attention, added with fixed random weights."""
     x, q, k, v = inputs.values()
     text = tokens(2, TRAIN_LENGTH)
@@ -477,7 +480,7 @@ def _is_slope(gradient: Tensor, tensor: Tensor, encoding: Composition, inputs: d
         outputs = []
         for signed_step in (step, -step):
             tensor.copy_(before + signed_step * direction)
-            outputs.append(float(_mixed(encoding, inputs)))
+            outputs.append(float(_mix_of_outputs(encoding, inputs)))
         tensor.copy_(before)
         ahead, behind = outputs
         slope = (ahead - behind) / (2 * step)

@@ -172,10 +172,10 @@ def _paths_agree(
         in_single = as_type(inputs, torch.float32)
         truth, expected = _with_gradients(reference_attention, exact, inputs, position)
         output, gradients = _with_gradients(attention, exact, inputs, position)
-        doubles += [worst(output, truth), *map(_relative, gradients, expected)]
+        doubles += [worst(output, truth), *map(_relative_error, gradients, expected)]
         output, gradients = _with_gradients(attention, rounded, in_single, position)
         singles.append(worst(output, truth))
-        slopes += map(_relative, gradients, expected)
+        slopes += map(_relative_error, gradients, expected)
         with torch.no_grad():  # which opens further paths
             doubles.append(worst(attention(exact, *inputs, position), truth))
             for path in (attention, reference_attention):
@@ -195,7 +195,7 @@ def _with_gradients(
     return output, torch.autograd.grad(output.square().sum(), sources, materialize_grads=True)
 
 
-def _relative(gradient: Tensor, truth: Tensor) -> float:
+def _relative_error(gradient: Tensor, truth: Tensor) -> float:
     """Return the error of a gradient, relative to its largest number where that is more than 1."""
     if not truth.numel():
         return 0.0
@@ -346,10 +346,10 @@ def long_context(case: Case) -> str:
     errors = [worst(embedded, case.encoding.embed(double[0], position, text))]
     outputs = []
     for exact, rounded in case.both_precisions():
-        output = _read(rounded, single, position, rows)
+        output = _attention_of_rows(rounded, single, position, rows)
         count = int((~output.isfinite()).sum())
         expect(count == 0, f"{count} outputs are not finite")
-        outputs.append(worst(output, _read(exact, double, position, rows)))
+        outputs.append(worst(output, _attention_of_rows(exact, double, position, rows)))
         if exact.overrides("attend"):
             continue
         truth, visible = _last_logits(exact, double)
@@ -386,12 +386,12 @@ def sizes(case: Case) -> str:
     """
     options = {**dict.fromkeys(case.examples), "d_head": WIDE}
 
-    def own_options(part: PartSpec) -> dict[str, Any]:
+    def options_of_part(part: PartSpec) -> dict[str, Any]:
         return {key: value for key, value in options.items() if key in part.values}
 
-    spec = case.spec.changed(own_options)
+    spec = case.spec.changed(options_of_part)
     wide = replace(case, spec=spec.with_examples(), sizes=replace(MODEL, d_head=WIDE))
-    for check in (norm, score_scale, blocks, _rough_paths, sight):
+    for check in (norm, score_scale, blocks, _paths_agree_roughly, sight):
         finding = judge(check, wide)
         if finding.state == "fails":
             is_old = judge(check, case).state == "fails"
@@ -399,7 +399,8 @@ def sizes(case: Case) -> str:
     return f"as with d_head={MODEL.d_head}"
 
 
-def _rough_paths(case: Case) -> str:
+def _paths_agree_roughly(case: Case) -> str:
+    """Compare attention paths with the reference within `ROUGH`, without gradients."""
     return _paths_agree(case, [torch.arange(TRAIN_LENGTH)], ROUGH, ROUGH, math.inf)
 
 
@@ -431,12 +432,12 @@ def _difference_with_neighbours(layer: LayerEncoding, inputs: Inputs, keys: int)
     longer = _first_tokens(inputs, keys + AROUND)
     position = torch.arange(keys + AROUND)
     neighbours = range(keys - AROUND, keys + AROUND)
-    together = _read(layer, longer, position, neighbours)[:, :, AROUND - 1]
-    alone = _read(layer, longer, position, range(keys - 1, keys))[:, :, 0]
+    together = _attention_of_rows(layer, longer, position, neighbours)[:, :, AROUND - 1]
+    alone = _attention_of_rows(layer, longer, position, range(keys - 1, keys))[:, :, 0]
     return worst(together, alone)
 
 
-def _read(layer: LayerEncoding, inputs: Inputs, position: Tensor, rows: range) -> Tensor:
+def _attention_of_rows(layer: LayerEncoding, inputs: Inputs, position: Tensor, rows: range) -> Tensor:
     """Return the attention output of the queries in `rows`, [B, H, rows, K].
 
     A layer without softmax is computed in chunks: token by token, a text of this length takes minutes.

@@ -92,14 +92,14 @@ def choose(encoding: LayerEncoding, q: Tensor, position: Tensor, window: int | N
     if encoding.overrides(*UNFUSED) or not has_plain_terms:
         return REFERENCE
     if window is not None or encoding.overrides("visible", "terms"):
-        return in_chunks(encoding, q)
+        return chunk_path(encoding, q)
     native = is_native(q)
     if not encoding.overrides("bias", "distance_bias"):
         return NATIVE if native else FUSED
     if native and encoding.has_columns():
         return NATIVE_COLUMN
     if encoding.overrides("bias") or not can_tabulate(position):
-        return in_chunks(encoding, q)
+        return chunk_path(encoding, q)
     if native:
         return NATIVE
     return REFERENCE if is_learning(encoding, q) else DISTANCE
@@ -121,7 +121,8 @@ def is_relative(encoding: LayerEncoding, q: Tensor, position: Tensor) -> bool:
     return is_scoring and has_tables and can_tabulate(position)
 
 
-def in_chunks(encoding: LayerEncoding, q: Tensor) -> AttentionPath:
+def chunk_path(encoding: LayerEncoding, q: Tensor) -> AttentionPath:
+    """Return the path in chunks, or the reference if the bias may need a gradient."""
     return REFERENCE if is_learning(encoding, q) else CHUNK
 
 

@@ -40,7 +40,7 @@ def fused_chunk_attention(
         asking = select_tokens(queries, range(start, stop))
         seen = select_tokens(keys, *ranges)
         values = select_ranges(v, ranges, -2)
-        outputs.append(_attend(encoding, asking, seen, values, window))
+        outputs.append(_attend_chunk(encoding, asking, seen, values, window))
     outputs.reverse()
     return torch.cat(outputs, -2)
 
@@ -64,21 +64,24 @@ def _chunks(encoding: LayerEncoding, q: Tensor, window: int | None) -> list[tupl
     return chunks
 
 
-def _attend(encoding: LayerEncoding, queries: Side, keys: Side, v: Tensor, window: int | None) -> Tensor:
+def _attend_chunk(
+    encoding: LayerEncoding, queries: Side, keys: Side, v: Tensor, window: int | None
+) -> Tensor:
+    """Return the output [B, H, Q, K] of a chunk of queries over their visible keys."""
     visible = visible_keys(encoding, queries, keys, window)
     factor = encoding.logit_scale(queries)
     scale = 1 / math.sqrt(queries.raw.shape[-1])
     bias = encoding.bias(queries, keys)
     null = encoding.null_logit(queries)
     if not encoding.overrides("terms"):
-        mask = _mask(visible, bias, v)
+        mask = _mask_or_bias(visible, bias, v)
         return fused(apply_logit_scale(queries.x, factor), keys.x, v, mask, scale, null)
     terms = _terms_in(encoding.terms(queries, keys), visible)
     terms = [(term._replace(q=apply_logit_scale(term.q, factor)), seen) for term, seen in terms]
     masks = []
     for term, seen in terms:
         seen_bias = None if bias is None else bias[..., seen]
-        masks.append(_mask(term.mask[..., seen], seen_bias, v))
+        masks.append(_mask_or_bias(term.mask[..., seen], seen_bias, v))
     if torch.is_grad_enabled() or v.device.type != "cpu":
         return _attend_once(terms, masks, v, scale, null)
     parts = []
@@ -125,7 +128,7 @@ def _terms_in(terms: Sequence[ScoreTerm], visible: Tensor) -> list[tuple[ScoreTe
     return shown
 
 
-def _mask(visible: Tensor, bias: Tensor | None, v: Tensor) -> Tensor:
+def _mask_or_bias(visible: Tensor, bias: Tensor | None, v: Tensor) -> Tensor:
     """Return the bias with hidden keys at minus infinity, [1 or B, 1 or H, Q, N], or else the mask."""
     if bias is None:
         return visible.unsqueeze(0) if visible.dim() == 3 else visible

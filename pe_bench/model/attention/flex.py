@@ -55,7 +55,7 @@ def fused_flex_attention(
     queries, keys = project(encoding, x, q, k, position)
     null = encoding.null_logit(queries)
     scaled_q = apply_logit_scale(queries.x, encoding.logit_scale(queries))
-    wide = [_at_least(MIN_WIDTH, x) for x in (scaled_q, keys.x, v)]
+    wide = [_padded_to(MIN_WIDTH, x) for x in (scaled_q, keys.x, v)]
     score_mod = bias_mod(encoding, queries, keys)
     mask = block_mask(encoding, queries, keys, window)
     scale = 1 / math.sqrt(q.shape[-1])
@@ -99,11 +99,11 @@ def bias_mod(encoding: LayerEncoding, queries: Side, keys: Side) -> ScoreMod | N
     assert table is not None
     table_HT = table.to(precise(queries.x.dtype))
 
-    def added(score: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+    def add_bias(score: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         # Keys after the query are masked, but the kernel reads the table for them too.
         return score + table_HT[head, (query - key).clamp(min=0)]
 
-    return added
+    return add_bias
 
 
 def add_columns(query_columns: Tensor, key_columns: Tensor, like: Tensor) -> ScoreMod:
@@ -115,7 +115,7 @@ def add_columns(query_columns: Tensor, key_columns: Tensor, like: Tensor) -> Sco
     columns_q = _split_precision(query_columns, like)
     columns_k = _split_precision(key_columns, like)
 
-    def added(score: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+    def add_products(score: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         product = 0
         rest = 0
         for (column_q, rest_q), (column_k, rest_k) in zip(columns_q, columns_k, strict=True):
@@ -128,7 +128,7 @@ def add_columns(query_columns: Tensor, key_columns: Tensor, like: Tensor) -> Sco
             rest = rest + query_value * key_rest + query_rest * key_value
         return score + (product + rest)
 
-    return added
+    return add_products
 
 
 def _split_precision(columns: Tensor, like: Tensor) -> list[tuple[Tensor, Tensor]]:
@@ -146,7 +146,8 @@ def _split_precision(columns: Tensor, like: Tensor) -> list[tuple[Tensor, Tensor
     return pairs
 
 
-def _at_least(width: int, x: Tensor) -> Tensor:
+def _padded_to(width: int, x: Tensor) -> Tensor:
+    """Return x [.., n] with zeros appended up to at least this width."""
     missing = width - x.shape[-1]
     return functional.pad(x, (0, max(0, missing)))
 
@@ -173,7 +174,7 @@ def block_mask(encoding: LayerEncoding, queries: Side, keys: Side, window: int |
 @lru_cache(KEPT_MASKS)
 def mask_of_window(tokens: int, window: int, device: torch.device) -> BlockMask:
     """Return the mask of the last `window` tokens of each query, its own token among them."""
-    block = torch.arange(_blocks(tokens), device=device)
+    block = torch.arange(_count_blocks(tokens), device=device)
     middle = BLOCK * (block.unsqueeze(-1) - block)
     nearest = middle - (BLOCK - 1)
     furthest = middle + (BLOCK - 1)
@@ -184,10 +185,10 @@ def mask_of_window(tokens: int, window: int, device: torch.device) -> BlockMask:
     # As a tensor, so that one kernel handles all windows.
     limit = torch.tensor(window, device=device)
 
-    def seen(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+    def is_in_window(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return (query >= key) & (query - key < limit)
 
-    return _block_mask(some, full, seen, tokens)
+    return _block_mask(some, full, is_in_window, tokens)
 
 
 def mask_of_tiles(encoding: LayerEncoding, queries: Side, keys: Side, window: int | None) -> BlockMask:
@@ -197,7 +198,7 @@ def mask_of_tiles(encoding: LayerEncoding, queries: Side, keys: Side, window: in
     """
     tokens = queries.x.shape[-2]
     device = queries.x.device
-    blocks = _blocks(tokens)
+    blocks = _count_blocks(tokens)
     somes, fulls, tile_indices = [], [], []
     # Tile 0 hides everything, tile 1 nothing.
     hidden = torch.zeros(BLOCK, BLOCK, dtype=torch.bool, device=device)
@@ -225,12 +226,12 @@ def mask_of_tiles(encoding: LayerEncoding, queries: Side, keys: Side, window: in
     tile_index = torch.cat(tile_indices, 1).int()
     is_shared = tile_index.shape[0] == 1
 
-    def seen(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+    def is_visible(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         row = 0 if is_shared else head
         index = tile_index[row, query // BLOCK, key // BLOCK]
         return tile[index, query % BLOCK, key % BLOCK]
 
-    return _block_mask(some, full, seen, tokens)
+    return _block_mask(some, full, is_visible, tokens)
 
 
 def _visible_rows(
@@ -258,5 +259,5 @@ def _block_lists(chosen: Tensor) -> tuple[Tensor, Tensor]:
     return chosen.sum(-1).int(), order.int().contiguous()
 
 
-def _blocks(tokens: int) -> int:
+def _count_blocks(tokens: int) -> int:
     return -(-tokens // BLOCK)

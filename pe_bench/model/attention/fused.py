@@ -39,7 +39,7 @@ def fused(
     mask: true for visible keys, or numbers to add, [1 or B, 1 or H, Q, N] or [Q, N]; None: causal. null: the
     null logit, only on a CPU. The kernels need one width of q, k and v, so narrower tensors are padded.
     """
-    wide_q, wide_k, wide_v = _as_wide(q, k, v)
+    wide_q, wide_k, wide_v = _padded_to_one_width(q, k, v)
     if null is not None:
         output = _fused_with_null(wide_q, wide_k, wide_v, mask, scale, null)
         return output[..., : v.shape[-1]]
@@ -58,9 +58,9 @@ def fused_with_lse(
 
     mask: the mask or bias, as in `fused`; None if all keys are visible.
     """
-    mask = _added(mask, q)
+    mask = _additive_mask(mask, q)
     output, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-        *_as_wide(q, k, v), 0.0, False, attn_mask=mask, scale=scale
+        *_padded_to_one_width(q, k, v), 0.0, False, attn_mask=mask, scale=scale
     )
     output = output[..., : v.shape[-1]]
     lse = lse.unsqueeze(-1)
@@ -128,15 +128,16 @@ def gradient_of_null(null: Tensor, total: Tensor, output: Tensor, gradient: Tens
 def _fused_with_null(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, null: Tensor
 ) -> Tensor:
+    """Call `_FusedWithNull` with q, k, v and null expanded to the same batch and heads."""
     heads = np.broadcast_shapes(q.shape[:2], k.shape[:2], v.shape[:2])
     q = q.expand(*heads, *q.shape[2:])
     k = k.expand(*heads, *k.shape[2:])
     v = v.expand(*heads, *v.shape[2:])
     null = null.expand(*q.shape[:-1], 1)
-    return cast(Tensor, _FusedWithNull.apply(q, k, v, null, _added(mask, q), scale))
+    return cast(Tensor, _FusedWithNull.apply(q, k, v, null, _additive_mask(mask, q), scale))
 
 
-def _added(mask: Tensor | None, q: Tensor) -> Tensor | None:
+def _additive_mask(mask: Tensor | None, q: Tensor) -> Tensor | None:
     """Return a boolean mask as numbers to add to the logits: 0 for visible keys, else minus infinity."""
     if mask is None or mask.dtype != torch.bool:
         return mask
@@ -144,7 +145,7 @@ def _added(mask: Tensor | None, q: Tensor) -> Tensor | None:
     return zeros.masked_fill_(~mask, float("-inf"))
 
 
-def _as_wide(*tensors: Tensor) -> list[Tensor]:
+def _padded_to_one_width(*tensors: Tensor) -> list[Tensor]:
     """Pad the tensors with zeros to one width."""
     widest = max(x.shape[-1] for x in tensors)
     wide = []
@@ -279,12 +280,12 @@ class NegligibleKeys:
         table = table.to(dtype)
         largest_from_here = table.flip(-1).cummax(-1).values.flip(-1)
         self._bias = largest_from_here - table[:, :1]  # [H, T], relative to the bias of the query itself
-        blocks = _blocks(k.to(dtype), 2)  # [B, H, M, BLOCK, *]
+        blocks = _in_blocks(k.to(dtype), 2)  # [B, H, M, BLOCK, *]
         self._centres = blocks.mean(-2)
         from_centre = blocks - self._centres.unsqueeze(-2)
         self._radii = from_centre.norm(dim=-1).amax(-1)
         self._sizes = v.to(dtype).norm(dim=-1)  # [B, H, T]
-        self._largest = _blocks(self._sizes, 2).amax(-1)
+        self._largest = _in_blocks(self._sizes, 2).amax(-1)
 
     def first_keys(self, start: int, stop: int) -> list[int]:
         """Return, for each head, the first key that any of the queries `start` to `stop` - 1 needs."""
@@ -296,12 +297,12 @@ class NegligibleKeys:
         mean_square = self._sizes[:, :, start:stop].square().mean(-1, keepdim=True)
         sizes = self._largest[:, :, :blocks] / mean_square.sqrt()
         log_sizes = (BLOCK * sizes.clamp(min=1)).log()
-        lse = self._content(start, stop) + self._bias[:, nearest] + log_sizes
+        lse = self._content_bounds(start, stop) + self._bias[:, nearest] + log_sizes
         # [B, H, M]: of each block and all blocks before it, which grows. A NaN is not less than any number.
         negligible = lse.logcumsumexp(-1) < log_epsilon(lse.dtype)
         return (negligible.all(0).sum(-1) * BLOCK).tolist()
 
-    def _content(self, start: int, stop: int) -> Tensor:
+    def _content_bounds(self, start: int, stop: int) -> Tensor:
         """Bound scaled products with each block before `start`, relative to a query's own key, [B, H, M]."""
         blocks = start // BLOCK
         q = self._q[:, :, start:stop].to(self._radii.dtype)
@@ -327,7 +328,7 @@ def log_epsilon(dtype: torch.dtype) -> float:
     return math.log(torch.finfo(dtype).eps / 3)
 
 
-def _blocks(x: Tensor, dim: int) -> Tensor:
+def _in_blocks(x: Tensor, dim: int) -> Tensor:
     """Split the axis of tokens into [M, BLOCK], without tokens that fill no block."""
     count = x.shape[dim] // BLOCK
     whole = x.narrow(dim, 0, count * BLOCK)

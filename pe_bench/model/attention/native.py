@@ -147,7 +147,7 @@ class _Attention(torch.autograd.Function):
         )
         grad_null = None
         if null is not None:
-            grad_null = gradient_of_null(null, _lse(normalizers), output, gradient)
+            grad_null = gradient_of_null(null, _log_sum_exp(normalizers), output, gradient)
         return *gradients, grad_null, None, *grad_columns
 
 
@@ -156,12 +156,12 @@ def _add_null(null: Tensor, output: Tensor, normalizers: Tensor) -> None:
 
     The kernel's backward pass reads these two results, so its gradients include the key.
     """
-    share = share_of_keys(_lse(normalizers), null)
+    share = share_of_keys(_log_sum_exp(normalizers), null)
     output.mul_(share)
     normalizers[1] *= share.squeeze(-1)
 
 
-def _lse(normalizers: Tensor) -> Tensor:
+def _log_sum_exp(normalizers: Tensor) -> Tensor:
     """Return the log-sum-exp [B, H, T, 1] of the logits."""
     largest, inverse_sum = normalizers
     return (largest - inverse_sum.log()).unsqueeze(-1)
@@ -185,8 +185,8 @@ def _forward(
     normalizers = q.new_empty((2, *q.shape[:-1]), dtype=torch.float32)
     if table is not None:
         table = table.contiguous()
-    inputs = *_rows(q, k, v, scale, columns), build.data_of(table)
-    _call(library.pe_bench_forward, *inputs, build.strided(output), build.data_of(normalizers))
+    inputs = *_shape_and_rows(q, k, v, scale, columns), build.pointer_to(table)
+    _call_kernel(library.pe_bench_forward, *inputs, build.strided(output), build.pointer_to(normalizers))
     return output, normalizers
 
 
@@ -207,14 +207,23 @@ def _backward(
     if has_table_gradient:
         grad_tables = torch.empty_like(normalizers[0])
         grad_table = normalizers.new_empty(normalizers.shape[2:])
-    inputs = *_rows(q, k, v, scale, columns), build.data_of(table)
-    _, *gradients = _rows(grad_q, grad_k, grad_v, scale, grad_columns)
-    gradients = build.strided(gradient), *gradients, build.data_of(grad_tables), build.data_of(grad_table)
-    _call(library.pe_bench_backward, *inputs, build.strided(output), build.data_of(normalizers), *gradients)
+    inputs = *_shape_and_rows(q, k, v, scale, columns), build.pointer_to(table)
+    _, *gradients = _shape_and_rows(grad_q, grad_k, grad_v, scale, grad_columns)
+    gradients = (
+        build.strided(gradient),
+        *gradients,
+        build.pointer_to(grad_tables),
+        build.pointer_to(grad_table),
+    )
+    _call_kernel(
+        library.pe_bench_backward, *inputs, build.strided(output), build.pointer_to(normalizers), *gradients
+    )
     return (grad_q, grad_k, grad_v, grad_table), grad_columns
 
 
-def _rows(q: Tensor, k: Tensor, v: Tensor, scale: float, columns: Sequence[Tensor]) -> tuple[Any, ...]:
+def _shape_and_rows(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, columns: Sequence[Tensor]
+) -> tuple[Any, ...]:
     """Return the kernels' arguments for queries, keys and values: their shape and their rows."""
     query_columns, key_columns = columns or (None, None)
     count = 0 if query_columns is None else query_columns.shape[-1]
@@ -222,7 +231,8 @@ def _rows(q: Tensor, k: Tensor, v: Tensor, scale: float, columns: Sequence[Tenso
     return shape, build.strided(q, query_columns), build.strided(k, key_columns), build.strided(v)
 
 
-def _call(function: Any, *arguments: Any) -> None:
+def _call_kernel(function: Any, *arguments: Any) -> None:
+    """Call a function of a kernel. Raise `MemoryError` if it has no memory."""
     if function(*arguments) != 0:
         raise MemoryError("no memory for the attention of one head")
 

@@ -180,7 +180,7 @@ def test_a_mistake_in_the_ledger_names_its_file(tmp_path: Path) -> None:
     ):
         path.write_text(text.replace(before, after))
         with pytest.raises(UserError) as error:
-            papers._read(path)
+            papers._read_paper(path)
         assert str(error.value).startswith(f"{path}: ") and said in str(error.value)
 
 

@@ -20,7 +20,7 @@ import pe_bench
 from pe_bench.commands.evaluate import Run
 from pe_bench.commands.try_change import trying
 from pe_bench.commands.try_change.sequential import look
-from pe_bench.commands.try_change.trying import Try, _keep, read_tries
+from pe_bench.commands.try_change.trying import Try, _store_try, read_tries
 from pe_bench.config.arguments import overrides_in
 from pe_bench.config.compose import compose_config
 from pe_bench.data.tokenizer import write_byte_tokenizer
@@ -55,7 +55,7 @@ def test_tries_at_the_same_time_are_all_counted(tmp_path: Path) -> None:
     change = partial(Try, "try", 0, "rope base=2", "rope")
     tries = [change(f"rope-{n}", "rope-0", 16, [16, 32], "", evaluation="1a") for n in range(40)]
     with ThreadPoolExecutor(8) as pool:
-        numbered = [*pool.map(partial(_keep, tmp_path), tries)]
+        numbered = [*pool.map(partial(_store_try, tmp_path), tries)]
     assert sorted(one.number for one in numbered) == [*range(1, 41)]
 
 
