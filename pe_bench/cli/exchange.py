@@ -95,14 +95,13 @@ def _users_own(tables: "Sequence[Table]") -> list[str]:
 def _cited_papers(tables: "Sequence[Table]", encodings: Sequence[str] = ()) -> Iterator[str]:
     """Yield the papers of encodings, of the encodings and scalings in tables, and of their data."""
     from pe_bench.config.groups import names_in, paper
-    from pe_bench.inspection.catalogue import catalogue
+    from pe_bench.inspection.catalogue import paper_of, shipped
 
     labels = [*_labels_of_lines(tables), *encodings]
     words = re.split(r"[\s+,=]+", " ".join(labels))
-    if labels:
-        for record in catalogue():
-            if record["encoding"] in words:
-                yield record["paper"]
+    named = [name for name in names_in("encoding") if name in words]
+    if named:
+        yield from map(paper_of, shipped(names=named))
     for data in {table.key.data for table in tables} & {*names_in("data")}:
         if cited := paper(data, "data"):
             yield cited

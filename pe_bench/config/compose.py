@@ -9,7 +9,8 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache
+from copy import deepcopy
+from functools import cache, lru_cache
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from typing import Any
 import yaml
 
 from pe_bench.config.groups import (
+    GROUPS,
     config_dir,
     find_name,
     is_model_file,
@@ -38,7 +40,7 @@ from pe_bench.config.overrides import (
     values_of,
 )
 from pe_bench.config.parse import parse_config, to_plain
-from pe_bench.config.schema import Config
+from pe_bench.config.schema import KEYS, Config
 from pe_bench.encodings.signatures import NOT_OPTIONS, complete
 from pe_bench.errors import UserError, first_line, require
 
@@ -55,10 +57,8 @@ def compose(overrides: Sequence[str], search: Sequence[Path] = ()) -> dict[str, 
 
 def _compose_completed(overrides: Sequence[str], search: Sequence[Path]) -> dict[str, Any]:
     """Compose overrides that `complete_overrides` has completed."""
-    from hydra import compose as hydra_compose
-
     with explain_hydra_errors(overrides, search), _hydra(search):
-        return _plain_values(hydra_compose(CONFIG, [*overrides]), search)
+        return _plain_values(_merge(overrides, search), search)
 
 
 def complete_overrides(overrides: Sequence[str], search: Sequence[Path] = ()) -> list[str]:
@@ -80,7 +80,6 @@ def compose_over(
     Values replace settings of groups, the environment and `choice`; `overrides` replace values. Raises
     `UserError`.
     """
-    from hydra import compose as hydra_compose
     from omegaconf import OmegaConf
 
     completed = complete_overrides([*choice, *overrides], search)
@@ -89,11 +88,80 @@ def compose_over(
     parsed = map(parse_override, overrides)
     named = {*chain.from_iterable(map(_keys_of, parsed))}
     with explain_hydra_errors(completed, search), _hydra(search):
-        composed = hydra_compose(CONFIG, completed)
+        composed = _merge(completed, search)
         for key, value in values.items():
             if key not in named:
                 OmegaConf.update(composed, key, literal(value), merge=False, force_add=True)
         return _plain_values(composed, search)
+
+
+def _merge(overrides: Sequence[str], search: Sequence[Path]) -> Any:
+    """Return Hydra's configuration of overrides, with interpolations. Call this within `_hydra(search)`.
+
+    Merging files takes most of Hydra's time. Shipped files are merged once for all jobs that choose them; the
+    values of a job are applied as Hydra applies them.
+    """
+    from hydra import compose as hydra_compose
+    from hydra._internal.config_loader_impl import ConfigLoaderImpl
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    choices, values = _choices_and_values(overrides)
+    if values is not None and not _has_file_of(choices, search):
+        try:
+            parsed = OverridesParser.create().parse_overrides(values)
+            if not any(override.is_sweep_override() for override in parsed):
+                merged = deepcopy(_merged_files(tuple(choices), _changes_of_files()))
+                ConfigLoaderImpl._apply_overrides_to_config(parsed, merged)
+                return merged
+        except HydraException:
+            pass  # Hydra's own composition says what is wrong
+    return hydra_compose(CONFIG, [*overrides])
+
+
+def _choices_and_values(overrides: Sequence[str]) -> tuple[list[str], list[str] | None]:
+    """Return the overrides that choose shipped files, and the overrides that set values of keys.
+
+    The second list is None if an override does something else.
+    """
+    choices: list[str] = []
+    values: list[str] = []
+    for text in overrides:
+        override = parse_override(text)
+        is_value = override.section in KEYS and not re.search("[@/:]", override.key)
+        if override.key in GROUPS and not re.search("[:/{]|[.]ya?ml", str(override.value)):
+            choices.append(text)
+        elif is_value and override.key not in GROUPS:
+            values.append(text)
+        else:
+            return [], None
+    return choices, values
+
+
+def _has_file_of(choices: Sequence[str], search: Sequence[Path]) -> bool:
+    """Return whether users' folders have a file that the choices may name; shipped files come before it."""
+    named = " ".join(choices)
+    for folder in search:
+        for group in GROUPS:
+            if any(file.stem in named for file in (folder / group).glob("*.yaml")):
+                return True
+    return False
+
+
+@lru_cache(maxsize=64)
+def _merged_files(choices: Sequence[str], changes: Sequence[tuple[str, int]]) -> Any:
+    """Return what Hydra merges of the chosen shipped files. changes: as `_changes_of_files` returns them."""
+    from hydra import compose as hydra_compose
+
+    return hydra_compose(CONFIG, [*choices])
+
+
+def _changes_of_files() -> tuple[tuple[str, int], ...]:
+    """Return the path of each shipped YAML file, and when the file was changed."""
+    paths = [config_dir() / f"{CONFIG}.yaml"]
+    for group in GROUPS:
+        paths += (config_dir() / group).glob("*.yaml")
+    return tuple((str(path), path.stat().st_mtime_ns) for path in paths)
 
 
 def _keys_of(override: Override) -> Iterator[str]:
@@ -136,6 +204,19 @@ def resolve_encoding(
         except OmegaConfBaseException as error:
             raise unknown_key(key, [*plain_keys(), *keys_in(encoding, "encoding.")]) from error
     return _plain_values(composed, config.search)["encoding"]
+
+
+def resolve_encodings(names: Sequence[str], config: Config) -> dict[str, dict[str, Any]]:
+    """Return encodings of pe-bench by name, with the values that they would have in a configuration.
+
+    Hydra would take 20 ms for each.
+    """
+    from omegaconf import OmegaConf
+
+    register_resolvers()
+    chosen = {name: choose_encoding(name, ()) for name in names}
+    composed = OmegaConf.create({**literal(to_plain(config)), CATALOGUE: chosen})
+    return _plain_values(composed)[CATALOGUE]
 
 
 def parse_composed(composed: Any) -> Config:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pe_bench.encodings
-from pe_bench.config.compose import CATALOGUE, compose
+from pe_bench.config.compose import compose, resolve_encodings
 from pe_bench.config.groups import aliases, description, names_in, paper
 from pe_bench.config.parse import parse_config
 from pe_bench.encodings.base import FAMILIES, Declared
@@ -15,13 +15,15 @@ from pe_bench.inspection.resolve import ResolvedEncoding, parameter_count
 PACKAGE = Path(pe_bench.encodings.__file__).parent
 
 
-def shipped(overrides: Sequence[str] = ()) -> list[ResolvedEncoding]:
-    """Return all encodings of pe-bench, in the tiny model unless overrides choose another model."""
-    # One configuration with all of them, because Hydra takes 50 ms for each.
-    names = [f"+encoding@{CATALOGUE}.{name}={name}" for name in names_in("encoding")]
-    composed = compose([*names, *overrides])
-    encodings = composed.pop(CATALOGUE)
-    config = parse_config(composed)
+def shipped(overrides: Sequence[str] = (), names: Sequence[str] | None = None) -> list[ResolvedEncoding]:
+    """Return encodings of pe-bench, in the tiny model unless overrides choose another model.
+
+    names: by default those of all encodings.
+    """
+    if names is None:
+        names = names_in("encoding")
+    config = parse_config(compose(overrides))
+    encodings = resolve_encodings(names, config)
     subjects = [
         ResolvedEncoding(name, replace(config, encoding=values)) for name, values in encodings.items()
     ]
@@ -46,17 +48,26 @@ def catalogue(subjects: Sequence[ResolvedEncoding] = ()) -> list[dict[str, Any]]
     return rows
 
 
+def paper_of(subject: ResolvedEncoding) -> str:
+    """Return the paper that an encoding's file names, or else its class."""
+    return paper(subject.name) or _declared(subject).paper
+
+
+def _declared(subject: ResolvedEncoding) -> type[Declared]:
+    """Return the class of an encoding, or of its last modifier."""
+    parts = [subject.spec.base, *subject.spec.modifiers.values()]
+    return parts[-1].encoding_class
+
+
 def _facts(subject: ResolvedEncoding) -> dict[str, Any]:
     """Return the facts of an encoding, by the names of their columns."""
-    parts = [subject.spec.base, *subject.spec.modifiers.values()]
-    declared = parts[-1].encoding_class
     names = [subject.spec.values["name"], *subject.spec.modifiers]
     return {
         "encoding": subject.name,
-        "family": declared.family,
+        "family": _declared(subject).family,
         "parameters": parameter_count(subject.encoding),
         "what_it_is": description("encoding", subject.name),
         "past_training": subject.encoding.past_training,
-        "paper": paper(subject.name) or declared.paper,
+        "paper": paper_of(subject),
         "label": "+".join(names),
     }

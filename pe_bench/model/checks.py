@@ -66,6 +66,7 @@ def _saved_names(encoding: nn.Module) -> set[str]:
 # Relative to the largest output. Fast paths may round differently in each row; a leak moves outputs by more.
 TOLERANCE = 1e-4
 MAX_ENDINGS = 16  # second halves of a window, with tokens of the vocabulary
+TOKENS_AT_ONCE = 4096  # of the windows in a batch
 TEXTS = 4  # windows
 
 
@@ -131,37 +132,49 @@ def find_lookahead_in_text(model: LanguageModel, texts: Tensor) -> str:
     half = length // 2
     shuffled = torch.randperm(model.vocab_size, generator=torch.Generator().manual_seed(0))
     endings = [*shuffled.split(length - half)]
+    at_once = 1  # windows: a user's encoding may mix the windows of a batch
     if not is_users_own(model.encoding):
         endings = endings[:MAX_ENDINGS]
+        at_once = max(1, TOKENS_AT_ONCE // length)
+    rows: list[int] = []
+    windows: list[Tensor] = []
     for row, text in enumerate(texts):
-        first_TD = _first_half(model, text)
         next_text = texts[(row + 1) % len(texts)]
-        following = next_text[half:]
-        for ending in (following, *endings) if row == 0 else (following,):
+        own_endings = [next_text[half:]]
+        if row == 0:
+            own_endings += endings
+        for ending in own_endings:
             changed = text.clone()
             changed[half : half + len(ending)] = ending
-            changed_TD = _first_half(model, changed)
-            moved = float((first_TD - changed_TD).abs().max()) if half else 0.0
-            largest = max(float(first_TD.abs().max()), float(changed_TD.abs().max()))
+            rows.append(row)
+            windows.append(changed)
+    first_nTD = torch.cat([_first_halves(model, some) for some in texts.split(at_once)])
+    batches = zip(torch.tensor(rows).split(at_once), torch.stack(windows).split(at_once), strict=True)
+    for some_rows, some_windows in batches:
+        before_mTD = first_nTD[some_rows.to(first_nTD.device)]
+        after_mTD = _first_halves(model, some_windows)
+        moved_m = (before_mTD - after_mTD).flatten(1).abs().amax(1)
+        largest_m = torch.cat([before_mTD, after_mTD], dim=1).flatten(1).abs().amax(1)
+        for moved, largest in zip(moved_m.tolist(), largest_m.tolist(), strict=True):
             if moved > TOLERANCE * largest:
                 outputs = f"outputs of tokens 0 to {half - 1} of {length} of a text"
                 return f"{outputs} move by {moved:.2g} when those after them change"
     return ""
 
 
-def _first_half(model: LanguageModel, tokens_T: Tensor) -> Tensor:
-    """Return the outputs [T / 2, D] of the first half of a window."""
-    hidden_1TD = _hidden_in_scoring(model, tokens_T[None].to(model.device), 0)
-    return hidden_1TD[0, : len(tokens_T) // 2]
+def _first_halves(model: LanguageModel, tokens_nT: Tensor) -> Tensor:
+    """Return the outputs [n, T / 2, D] of the first halves of windows."""
+    hidden_nTD = _hidden_in_scoring(model, tokens_nT.to(model.device), 0)
+    return hidden_nTD[:, : tokens_nT.shape[1] // 2]
 
 
-def _hidden_in_scoring(model: LanguageModel, tokens_1T: Tensor, first: int) -> Tensor:
-    """Return the outputs of a window from `first` on, [1, T - first, D], as in scoring."""
+def _hidden_in_scoring(model: LanguageModel, tokens_nT: Tensor, first: int) -> Tensor:
+    """Return the outputs of windows from `first` on, [n, T - first, D], as in scoring."""
     was_training = model.training
-    generator = torch.Generator().manual_seed(0)  # the same draw for each window
+    generator = torch.Generator().manual_seed(0)  # the same draw for each batch
     try:
-        ids = model.eval().encoding.ids(tokens_1T, train=False, generator=generator)
-        return model.hidden(tokens_1T, ids, first=first)
+        ids = model.eval().encoding.ids(tokens_nT, train=False, generator=generator)
+        return model.hidden(tokens_nT, ids, first=first)
     finally:
         model.train(was_training)
 

@@ -68,17 +68,23 @@ def _progress_name(plan: Plan) -> str:
 
 def operations(job: Job, plans: Sequence[Plan]) -> float:
     """Return the approximate number of operations of the passes of plans."""
+    parameters = job.model.parameter_count  # counted once: it takes longer than all the rest
     windows = chain.from_iterable(plan.windows for plan in plans)
-    return sum(operations_of_pass(job, window.size) for window in windows)
+    return sum(_operations(job, parameters, window.size) for window in windows)
 
 
 def operations_of_pass(job: Job, length: int) -> float:
     """Return the approximate number of operations for a pass over `length` tokens, without gradients."""
+    return _operations(job, job.model.parameter_count, length)
+
+
+def _operations(job: Job, parameters: int, length: int) -> float:
+    """Return the number of operations that a model with so many parameters takes for `length` tokens."""
     model = job.config.model
     # A token is multiplied with each weight, and twice with the tokens before it, half of all on average.
     width = model.n_heads * model.d_head
     attention = 2 * model.n_layers * width * length
-    return length * (2 * job.model.parameter_count + attention)
+    return length * (2 * parameters + attention)
 
 
 def _with_cost(job: Job, plans: Sequence[Plan], watch: ScoreWatcher, later: int) -> ScoreWatcher:

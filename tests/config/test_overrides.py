@@ -3,11 +3,14 @@
 import json
 import os
 import re
+import shutil
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+from hydra import compose as hydra_compose
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,8 +18,11 @@ from omegaconf import OmegaConf
 from support.commands import files_in
 
 from pe_bench.commands.sweep.run import check_sweep
+from pe_bench.config import compose as config_compose
 from pe_bench.config.compose import (
     OVERRIDES_VARIABLE,
+    _hydra,
+    _merge,
     choose_encoding,
     complete_overrides,
     compose,
@@ -26,7 +32,7 @@ from pe_bench.config.compose import (
     resolve_encoding,
 )
 from pe_bench.config.groups import GROUPS, aliases, config_dir, find_name, names_in
-from pe_bench.config.overrides import for_hydra, quote, read_option
+from pe_bench.config.overrides import CONFIG, for_hydra, quote, read_option
 from pe_bench.config.schema import Config
 from pe_bench.config.sweeps import planned, with_swept_options
 from pe_bench.errors import UserError
@@ -159,6 +165,71 @@ def test_a_job_gets_the_configuration_that_its_arguments_ask_for(monkeypatch):
     assert (config.train.length, config.train.batch) == (64, 10)
 
 
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["encoding=t5", "encoding.buckets=8", "train.length=64", "seed=3"],
+        ["encoding=local_global", "encoding.global={name: yarn, factor: 2}", "threads=1"],
+        ["experiment=quick", "model=small", "model.d_model=96", "eval.lengths=[16,32]", "tag=null"],
+        [
+            "modifier=[sliding_window]",
+            "encoding.modifiers.sliding_window.window=8",
+            "data=files",
+            'data.path="a b, ${seed}"',
+        ],
+        ["modifier=[]", "+train.more=1", "++train.lr=0.1", "~train.betas", "train={clip: 2.0}"],
+        ["data=task", "task=index", "task.reach=4", "tokenizer=bytes"],
+    ],
+)
+def test_a_job_is_what_hydra_composes_whatever_became_of_an_earlier_job(overrides):
+    words = for_hydra(overrides)
+    with _hydra():
+        composed = OmegaConf.to_yaml(hydra_compose(CONFIG, words))
+        for _ in range(2):
+            merged = _merge(words, ())
+            assert OmegaConf.to_yaml(merged) == composed
+            OmegaConf.update(merged, "eval.stride", 7)
+    assert compose(words)["eval"]["stride"] is None
+
+
+@pytest.mark.parametrize(
+    ("file", "choice"),
+    [
+        ("encoding/rope.yaml", "encoding=rope"),
+        ("encoding/rope.yaml", "encoding=yarn"),
+        ("encoding/my rope.yaml", "encoding='my rope'"),
+        ("encoding/mine.yaml", "modifier=[logn]"),
+        ("experiment/mine.yaml", "experiment=mine"),
+    ],
+)
+def test_a_folder_s_files_are_those_that_hydra_finds_and_no_other_job_s(tmp_path, file, choice):
+    own = tmp_path / file
+    own.parent.mkdir()
+    own.write_text("# @package _global_\nseed: 5\n" if own.parent.name == "experiment" else "name: mine\n")
+    with _hydra([tmp_path]):
+        composed = OmegaConf.to_yaml(hydra_compose(CONFIG, [choice]))
+        assert OmegaConf.to_yaml(_merge([choice], [tmp_path])) == composed
+    if own.stem in choice and choice != "encoding=rope":
+        with pytest.raises(UserError, match="unknown"):
+            compose([choice])
+
+
+def test_a_changed_file_is_read_by_the_next_job(tmp_path, monkeypatch):
+    folder = tmp_path / "configs"
+    shutil.copytree(config_dir(), folder)
+    monkeypatch.setattr(config_compose, "config_dir", lambda: folder)
+    for file, before, after in (
+        (folder / "train.yaml", "lr: 0.005", "lr: 0.5"),
+        (folder / "model" / "tiny.yaml", "d_model: 128", "d_model: 64"),
+    ):
+        section, key = ("train", "lr") if file.parent == folder else ("model", "d_model")
+        first = compose([])[section][key]
+        text = file.read_text()
+        assert before in text
+        file.write_text(text.replace(before, after))
+        assert compose([])[section][key] == yaml.safe_load(after)[key] != first
+
+
 def test_options_of_a_swept_encoding_need_not_be_options_of_the_default(folder):
     arguments = ["-m", "encoding=alibi,t5", "encoding.n_heads=2", f"results_dir={folder / 'r'}"]
     assert [config.encoding["n_heads"] for config in seen_by(arguments)] == [2, 2]
@@ -183,11 +254,12 @@ def test_what_one_value_of_a_sweep_cannot_have_is_refused(arguments, message):
 
 
 def test_a_sweep_takes_every_combination_of_patterns_and_ranges_and_writes_nothing_here(folder):
-    arguments = ["-m", "encoding=glob(*ape*,exclude=*d*)", "seed=range(3,5)", f"results_dir={folder / 'r'}"]
+    arguments = ["-m", "encoding=glob(sh*,exclude=*pe)", "seed=range(3,5)", f"results_dir={folder / 'r'}"]
     seen = [(config.encoding["name"], config.seed) for config in seen_by(arguments)]
-    names = sorted(name for name in names_in("encoding") if "ape" in name and "d" not in name)
+    names = sorted(name for name in names_in("encoding") if re.fullmatch("sh.*(?<!pe)", name))
     labels = [compose([f"encoding={name}"])["encoding"]["name"] for name in names]
     assert seen == [(label, seed) for label in labels for seed in (3, 4)] and len(names) > 1
+    assert "shape" in names_in("encoding"), "one is excluded"
     assert files_in(folder / "work") == []
     assert [name.split("/")[-1] for name in files_in(folder / "r")] == ["multirun.yaml"]
 

@@ -1,10 +1,16 @@
 """A model that reads later tokens is refused before training and before scoring."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
+from support.cases import find_wrong
 from support.commands import only_run
 
+from pe_bench.data.tokenizer import ByteTokenizer
+from pe_bench.model import checks
+from pe_bench.model.checks import find_lookahead_in_text
 from pe_bench.runs.rows import read_rows
 
 HEAD = "import torch\nfrom pe_bench.encodings import LayerEncoding\n\n\nclass Leak(LayerEncoding):"
@@ -101,3 +107,18 @@ def test_reading_ahead_to_a_rare_token_that_training_opens_is_refused_before_it_
     outcome = train("--config-dir", "own", "encoding=leak", "train.lr=0.05")
     assert outcome.code == 1 and "with its trained weights" in outcome.line
     assert not (only_run(folder) / "eval.csv").exists()
+
+
+@pytest.mark.parametrize("together", [1, 3, 100])
+@pytest.mark.parametrize("name", ["SeesTheNextToken", "ReadsTheDistanceToARareToken"])
+def test_a_leak_is_found_in_windows_that_run_as_one_batch(
+    monkeypatch: pytest.MonkeyPatch, name: str, together: int
+) -> None:
+    texts = torch.tensor(list(b"the cat sat on a mat, and then it ran away from them all, not us")).view(
+        4, 16
+    )
+    monkeypatch.setattr(checks, "is_users_own", lambda encoding: False)
+    monkeypatch.setattr(checks, "TOKENS_AT_ONCE", together * texts.shape[1])
+    model = replace(find_wrong(name), vocabulary=ByteTokenizer().vocabulary).new_model()
+    monkeypatch.setattr(checks, "MAX_ENDINGS", 32)
+    assert "outputs of tokens 0 to 7 of 16 of a text move by " in find_lookahead_in_text(model, texts)

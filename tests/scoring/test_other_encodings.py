@@ -4,11 +4,12 @@ import re
 import shutil
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.commands import only_run
 
-from pe_bench.config.compose import compose_config
+from pe_bench.config.compose import compose_config, resolve_encodings
 from pe_bench.config.groups import names_in
 from pe_bench.encodings.spec import EncodingSpec
 from pe_bench.errors import UserError
@@ -242,8 +243,15 @@ NEUTRAL = {"logn", "log_steps", "sliding_window", "temperature"}
 
 
 @cache
+def shipped_encodings() -> dict[str, dict[str, Any]]:
+    return resolve_encodings(NAMES, compose_config([]))
+
+
+@cache
 def spec(name: str, *overrides: str) -> EncodingSpec:
-    return EncodingSpec(compose_config([f"encoding={name}", *overrides]).encoding)
+    if overrides:
+        return EncodingSpec(compose_config([f"encoding={name}", *overrides]).encoding)
+    return EncodingSpec(shipped_encodings()[name])
 
 
 def scored_with(trained: EncodingSpec, name: str) -> EncodingSpec:

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock, PropertyMock
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from support.numbered_text import TEXT, contexts
 from support.scoring import EVAL, SIZE, fed, scored, trained_model
 from torch import Tensor
 
+from pe_bench.config.compose import compose_config
 from pe_bench.config.schema import EvalConfig
 from pe_bench.encodings.base import LayerEncoding, Layers
 from pe_bench.encodings.bias.alibi import ALiBi
@@ -19,6 +21,7 @@ from pe_bench.runs.rows import Row, read_rows
 from pe_bench.runs.scores import load_scores, score_file
 from pe_bench.scoring.plans import make_plans, position_plans
 from pe_bench.scoring.protocols import Plan
+from pe_bench.scoring.rows import operations, operations_of_pass
 
 CUT = replace(EVAL, protocol="nonoverlapping", lengths=[4, 8, 12, 24])
 
@@ -111,3 +114,15 @@ def test_every_position_of_the_whole_windows_is_scored_once() -> None:
     for plan, first in zip(plans, [0, 1, 2, 3, 4, 6, 8, 12, 16], strict=True):
         assert {seen for _, seen in contexts(plan)} == set(range(first + 1, plan.length + 1))
         assert plan.context_mean == (first + 1 + plan.length) / 2
+
+
+def test_the_operations_of_plans_are_those_of_their_windows_and_parameters_are_counted_once() -> None:
+    model = Mock()
+    counted = PropertyMock(return_value=1000)
+    type(model).parameter_count = counted
+    job = Mock(model=model, config=compose_config([]))
+    plans = [Mock(windows=[Mock(size=16), Mock(size=32)]), Mock(windows=[Mock(size=16)])]
+    expected = 2 * operations_of_pass(job, 16) + operations_of_pass(job, 32)
+    counted.reset_mock()
+    assert operations(job, plans) == expected > 0
+    assert counted.call_count == 1

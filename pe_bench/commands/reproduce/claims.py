@@ -144,6 +144,9 @@ class Measurements:
         self.rows = {sweep: list(rows_by_key.values()) for sweep, rows_by_key in rows_of_sweeps.items()}
         # The training length of the study is that of its first sweep.
         self.length = next(chain.from_iterable(self.rows.values())).train_length
+        # Many claims are about the same series.
+        self._unlearned: dict[Series, str] = {}
+        self._records: dict[tuple[Series, str], dict[int, Record]] = {}
 
     def at(self, series: Series, length: int, protocol: str, control: str = "none") -> list[Row]:
         """Return the rows of a series at one length; those of a failed score are left out."""
@@ -167,6 +170,11 @@ class Measurements:
         A model that has learned nothing would hold, and break after all others. A later stage is compared
         with the n-grams of its first stage's training tokens.
         """
+        if series not in self._unlearned:
+            self._unlearned[series] = self._find_unlearned(series)
+        return self._unlearned[series]
+
+    def _find_unlearned(self, series: Series) -> str:
         rows = [row for row in self.as_trained(series) if row.protocol in ("paired", TASK)]
         row_of = {row.run: row for row in chain.from_iterable(self.rows.values())}
         counted_on = {}
@@ -248,6 +256,13 @@ class Measurements:
 
     def _records_by_length(self, series: Series, protocol: str) -> dict[int, Record]:
         """Return the record of a series at each length, the shortest first, with changes by run."""
+        key = (series, protocol)
+        if key not in self._records:
+            self._records[key] = self._make_records(series, protocol)
+        return self._records[key]
+
+    def _make_records(self, series: Series, protocol: str) -> dict[int, Record]:
+        """Compute the record of a series at each length, the shortest first."""
         rows = self._rows_of(series, protocol)
         trained = [row for row in self.as_trained(series) if row.protocol == protocol]
         first = [row for row in trained if row.length == self.length]

@@ -3,7 +3,8 @@
 All jobs are composed and checked before the first of them runs. A repeated command does only the missing
 work.
 
-`launch` writes the configurations of its jobs to the sweep's folder, and a launcher gets their numbers alone.
+`launch` writes the configurations of its jobs to the sweep's folder. It runs them one after the other, or
+gives their numbers to a launcher.
 `train -m` is Hydra's own sweep, so that Hydra's other sweepers work too: they choose values as jobs end.
 """
 
@@ -122,8 +123,17 @@ def launch(jobs: Sequence[Planned], launcher: Sequence[str] = ()) -> Summary:
     sweep = _new_sweep(configs[0], len(jobs))
     for number, job in enumerate(jobs):
         sweep.write_job(number, job)
+    return _summarize(sweep, launcher, partial(_run_jobs, sweep, launcher))
+
+
+def _run_jobs(sweep: Sweep, launcher: Sequence[str]) -> None:
+    """Run all jobs: one after the other from this process, unless `launcher` chooses a launcher of Hydra."""
     run = partial(run_job, sweep)
-    return _summarize(sweep, launcher, lambda: call_by_number(len(jobs), launcher, run, sweep.path))
+    if launcher:
+        call_by_number(sweep.jobs, launcher, run, sweep.path)
+    else:
+        for number in range(sweep.jobs):
+            run(number)
 
 
 def launch_overrides(overrides: Sequence[str], search: Sequence[Path]) -> Summary:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from support.results import ROW, add_run, add_task_run
 
+from pe_bench.commands.reproduce import claims
 from pe_bench.commands.reproduce.claims import UNLEARNED, Judged, Measurements, Outcome, judge_claim
 from pe_bench.commands.reproduce.outcomes import (
     Level,
@@ -22,7 +23,8 @@ from pe_bench.commands.reproduce.outcomes import (
 )
 from pe_bench.commands.reproduce.papers import KINDS, Claim
 from pe_bench.commands.reproduce.study import Step, Study, Sweep
-from pe_bench.report.records import Number
+from pe_bench.report.lines import make_record
+from pe_bench.report.records import Number, Record
 from pe_bench.report.statistics import Interval
 from pe_bench.runs.rows import read_rows
 
@@ -110,6 +112,21 @@ def test_a_claim_shows_the_length_that_decides_it(scores: Measurements) -> None:
     assert decided.decided_at == 256 and decided.measured.mean == pytest.approx(0.7, abs=1e-3)
     undecided = judged(scores, "breaks_first", "flat", 1, than="falling")
     assert "no length where one" in undecided.measured.missing
+
+
+def test_all_claims_about_a_series_share_its_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = add_run(tmp_path, "rope", {128: 2.0, 256: 2.0, 512: 2.0}, spread=0.001)
+    scores = measurements(tmp_path, [run])
+    made: list[Record] = []
+
+    def make_and_count(*arguments: Any, **options: Any) -> Record:
+        made.append(make_record(*arguments, **options))
+        return made[-1]
+
+    monkeypatch.setattr(claims, "make_record", make_and_count)
+    for at in (2, 4):
+        assert judged(scores, "holds", "rope", at).outcome == "holds"
+    assert [record.length for record in made] == [128, 256, 512]
 
 
 def test_windows_of_other_kinds_are_compared_with_the_plain_ones(tmp_path: Path) -> None:
