@@ -432,13 +432,15 @@ def score_finished(
     """Score a loaded model, then its weights under `replacements`; return the rows.
 
     The rows of a run in `results_dir` are added to its results.csv. A scored Hugging Face model becomes a
-    finished run. judge: a run whose scores choose the key targets; it gets none itself, because they flatter
-    it. waits: called with a message before this waits for another process; with None, that is an error.
+    finished run. judge: the run whose scores choose the key targets; if the loaded model is this run, it is
+    not scored on the key targets, because they would flatter it. waits: called with a message before this
+    waits for another process; with None, that is an error.
     """
     job, plans, trained = loaded
     run = job.folder
     if judge is not None and judge.resolve() == run.resolve():
-        say(f"{run.name} is the judge of {OPTION}: targets that it chose would flatter it, so it gets none")
+        reason = "targets that it chose would flatter it, so it is not scored on them"
+        say(f"{run.name} is the judge of {OPTION}: {reason}")
         judge = None
     message = f"{OPTION} chooses targets in runs, and {run.name} is a checkpoint: leave the option out"
     require(judge is None or trained is not None, message)

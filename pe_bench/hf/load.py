@@ -224,8 +224,8 @@ def load_checkpoint(config: Config, planner: Planner) -> tuple[Job, list[Plan]]:
     if unused:
         say(f"{name}: its config.json names the scaling {unused}, and no layer turns so")
     if opened.nats is not None:
-        moved = f"{opened.nats:.1g} nats per token from its value in float32"
-        say(f"{name}: in {config.eval.precision} the mean loss of a window is {moved}")
+        moved = f"differs by {opened.nats:.1g} nats per token from its value in float32"
+        say(f"{name}: in {config.eval.precision} the mean loss of a window {moved}")
     if opened.difference is None:
         say(f"{name}: keeps transformers' attention, without the window control and --with")
     else:

@@ -79,9 +79,7 @@ class StoredPieces:
             records = check_type(read_json(self._index_file)["pieces"], list[dict], "pieces")
             return [self._piece_of_record(record) for record in records]
         except (OSError, ValueError, KeyError, TypeError, UserError) as error:
-            raise UserError(
-                f"{self._index_file} is damaged ({error}): take it from a checkout again"
-            ) from error
+            raise UserError(f"{self._index_file} is damaged ({error}): restore it from git") from error
 
     @staticmethod
     def _piece_of_record(record: dict[str, Any]) -> Piece:
@@ -136,7 +134,7 @@ class StoredPieces:
                 folder = RunFolder(self.folder / "runs" / run)
                 has_means = (folder.path / MEANS).is_file()
                 has_scores = has_means or (folder.path / "scores").is_dir()
-                message = f"{folder.path} of {piece} is missing or damaged: take it from a checkout again"
+                message = f"{folder.path} of {piece} is missing or damaged: restore it from git"
                 require(bool(folder.rows) and has_scores, message)
         steps = []
         for piece in pieces:
