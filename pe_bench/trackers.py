@@ -178,19 +178,19 @@ class Tracking:
         if config.tracker is not None:
             checkpoint = latest_checkpoint(run / "checkpoints")
             first = checkpoint.step if checkpoint else 0
-            self.tracker = self._call_and_forgive(TRACKERS[config.tracker], run, config, first)
+            self.tracker = self._call_or_warn(TRACKERS[config.tracker], run, config, first)
 
     def step(self, step: Step) -> None:
         """Record a logged step, or a step with a validation loss."""
         is_logged = step.step % self.config.train.log_every == 0
         is_due = is_logged or step.validation_loss is not None
         if self.tracker is not None and is_due:
-            self._call_and_forgive(self.tracker.step, step)
+            self._call_or_warn(self.tracker.step, step)
 
     def record_results(self, rows: Sequence[Row]) -> None:
         """Record the scores of a run, and its tables with a picture."""
         if self.tracker is not None:
-            self._call_and_forgive(self._send_results, self.tracker, rows)
+            self._call_or_warn(self._send_results, self.tracker, rows)
 
     def _send_results(self, tracker: Any, rows: Sequence[Row]) -> None:
         from pe_bench.report.build import run_tables
@@ -207,9 +207,9 @@ class Tracking:
     def close(self) -> None:
         """End the tracker's record of the run."""
         if self.tracker is not None:
-            self._call_and_forgive(self.tracker.end)
+            self._call_or_warn(self.tracker.end)
 
-    def _call_and_forgive(self, call: Callable[..., Any], *arguments: Any) -> Any:
+    def _call_or_warn(self, call: Callable[..., Any], *arguments: Any) -> Any:
         """Call the tracker; after an error, warn and record no more."""
         try:
             return call(*arguments)

@@ -86,8 +86,8 @@ def export_checkpoint(text: str, scaling: str, folder: Path, results_dir: Path) 
     assert config.checkpoint is not None
     source = read_source(text)
     length = config.trained_length
-    begins = config.checkpoint.begins
-    opened = open_checkpoint(source, load_config(source), length, begins, torch.float32, plain=False)
+    first_ids = config.checkpoint.first_token_ids
+    opened = open_checkpoint(source, load_config(source), length, first_ids, torch.float32, plain=False)
     why = opened.model.fixed_encoding
     require(not why, f"{source.name} {why}, so --with has nothing to replace")
     config = replace(config, encoding=opened.encoding, model=opened.size)

@@ -179,9 +179,9 @@ def _stages(config: Config, settings: Settings, requested: Sequence[Requested]) 
 def _open_replaceable(config: Config, source: Source) -> Opened:
     """Open a model in float32. Raise `UserError` if its encoding cannot be replaced."""
     assert config.checkpoint is not None
-    begins = config.checkpoint.begins
+    first_ids = config.checkpoint.first_token_ids
     length = config.trained_length
-    opened = open_checkpoint(source, load_config(source), length, begins, torch.float32, plain=False)
+    opened = open_checkpoint(source, load_config(source), length, first_ids, torch.float32, plain=False)
     why = opened.model.fixed_encoding
     require(not why, f"{source.name} {why}, so --with has nothing to replace")
     return opened

@@ -119,7 +119,7 @@ class TrainConfig:
     """The section `train`. configs/train.yaml explains each key."""
 
     length: AtLeast2 = 128
-    steps: Natural | None = None  # 0 for a checkpoint
+    steps: Natural | None = None  # 0 for a Hugging Face model
     tokens: AtLeast1 = 1_024_000
     batch_tokens: AtLeast1 = 1_024
     micro_batches: AtLeast1 = 1
@@ -139,9 +139,10 @@ class TrainConfig:
     validation_tokens: AtLeast1 = 32_768
     checkpoint_every: AtLeast1 = 200
     from_run: str | None = None  # the parent run, from whose weights training starts
-    beside: str | None = None  # the run in whose table this run is a line
-    source: str | None = None  # the name of the parent when it was trained
-    only: Literal["encoding"] | None = None  # the parameters that are trained; None for all
+    beside: str | None = None  # the run beside which tables show this run
+    # The name under which the run of `from_run` or `beside` was trained, if its folder has another name now.
+    source: str | None = None
+    only: Literal["encoding"] | None = None  # which parameters are trained; None for all
 
     @property
     def total_steps(self) -> int:
@@ -213,7 +214,10 @@ class EvalConfig:
 
 
 def quarter_of(train_length: int) -> int:
-    """Return a quarter of the training length, from which a model must gain to be judged beyond it."""
+    """Return a quarter of the training length.
+
+    A model is judged beyond its training length only if it improves from this length to it.
+    """
     return round(train_length / 4)
 
 
@@ -257,7 +261,7 @@ class CheckpointConfig:
     rounding: str | None = None  # the types to which the weights of a GGUF file were rounded
 
     @property
-    def begins(self) -> list[int]:
+    def first_token_ids(self) -> list[int]:
         """Return the first tokens of each window."""
         if isinstance(self.begin, list):
             return self.begin

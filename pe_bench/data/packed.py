@@ -94,7 +94,7 @@ def load_data(config: Config) -> Data:
         return task_data(build_task(config.task))
     tokenizer = tokenizers.load_file(config.tokenizer)
     name = str(config.task["name"])
-    prompts = Prompts(name, tokenizer, n_first=len(config.checkpoint.begins))
+    prompts = Prompts(name, tokenizer, n_first=len(config.checkpoint.first_token_ids))
     about = prompts.name, prompts.hash, tokenizer.label, tuple(tokenizer.vocabulary), tokenizer.end_of_text
     return Data(*about, NO_TEXT, NO_TEXT, prompts=prompts)
 
@@ -164,7 +164,7 @@ def read_corpus(
 def _pack_sides(
     folder: Path, train: list[Document], validation: list[Document], config: TokenizerConfig
 ) -> dict[str, Any]:
-    """Write both sides into `folder`; return the other facts for `load_data`."""
+    """Write both sides of the split into `folder`; return the facts that `load_data` reads beside them."""
     tokenizer = _make_tokenizer(config, train, folder)
     loss = ""
     if config.kind in ("file", "hub"):  # not trained on this text

@@ -195,7 +195,9 @@ def load_checkpoint(config: Config, planner: Planner) -> tuple[Job, list[Plan]]:
     plans = planner(config, config.eval, data)
     dtype = getattr(torch, config.eval.precision)
     length = config.trained_length
-    opened = open_checkpoint(source, load_config(source), length, about.begins, dtype, plain=about.plain)
+    opened = open_checkpoint(
+        source, load_config(source), length, about.first_token_ids, dtype, plain=about.plain
+    )
     sizes = data.vocab_size, opened.model.vocab_size
     message = f"the tokenizer of {source.name} has {sizes[0]} tokens and its model {sizes[1]}: give a folder"
     require(sizes[0] <= sizes[1], f"{message} whose files are of one checkpoint")

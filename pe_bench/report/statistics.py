@@ -174,7 +174,7 @@ def paired_interval(differences: np.ndarray, sizes: np.ndarray | None = None) ->
     if np.any(differences == -math.inf):
         return Interval(-math.inf, -math.inf, math.inf, seeds, documents)
     if sizes is not None and documents > 1:
-        differences = _with_sizes(differences, sizes)
+        differences = _jackknife_values(differences, sizes)
     mean = float(differences.mean())
     if differences.size == 1:
         return Interval(mean, -math.inf, math.inf, seeds, documents)
@@ -212,9 +212,9 @@ def judge_change(interval: Interval, margin: float = MARGIN) -> Verdict:
 def corrected_comparisons(intervals: Sequence[Interval], margin: float = MARGIN) -> list[Comparison]:
     """Return the verdicts on differences from a baseline at one length, negative being better.
 
-    Holm's step-down, so that the chance of any wrong one is at most 5 %. A verdict is a claim, and its p the
-    smallest alpha at which the interval of confidence 1 - alpha supports it. The first of m, in the order of
-    p, is judged at 5 % / m, the next at 5 % / (m - 1), ...; the first one that is unclear ends it, and all
+    Holm's step-down, so that the chance of any wrong verdict is at most 5 %. A verdict is a claim, and its p
+    the smallest alpha at which the interval of confidence 1 - alpha supports it. The first of m, in the order
+    of p, is judged at 5 % / m, the next at 5 % / (m - 1), ...; the first one that is unclear ends it, and all
     after it are unclear too. As intervals of higher confidence enclose the others, this is to judge all of
     them at one level, and again for the places left, until nothing changes.
 
@@ -332,7 +332,7 @@ def _spread(differences: np.ndarray) -> Spread:
     return Spread(variance, seed_share, skewness)
 
 
-def _with_sizes(differences: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+def _jackknife_values(differences: np.ndarray, sizes: np.ndarray) -> np.ndarray:
     """Return values whose plain mean and spread are those of the mean weighted by sizes [documents].
 
     Both are [seeds, documents]. A document's value is the seed's weighted mean plus, by the jackknife, the

@@ -26,7 +26,7 @@ from pe_bench.system.files import write_atomically
 
 MIN_DOCUMENTS = 20  # the fewest documents for an interval over documents
 MIN_SEGMENT = 64  # targets
-KINDS = {"nll": np.float32, "document": np.int64, "bytes": np.int64}
+SCORE_DTYPES = {"nll": np.float32, "document": np.int64, "bytes": np.int64}
 ANSWERS = {"correct": np.float32}  # a fourth tensor, if targets are answers
 MEANS = "means.safetensors"
 RECALL, NOVEL, KEY = "recall", "novel", "key"
@@ -218,7 +218,7 @@ def save_scores(path: Path, scores: Scores) -> None:
     """Write scores to a file, and make its folder if needed."""
     path.parent.mkdir(exist_ok=True)
     tensors: dict[str, np.ndarray] = {}
-    for name in (*KINDS, *ANSWERS):
+    for name in (*SCORE_DTYPES, *ANSWERS):
         tensor = getattr(scores, name)
         if tensor is not None:
             tensors[name] = tensor
@@ -231,7 +231,7 @@ def load_scores(path: Path) -> Scores:
     kinds = {name: tensor.dtype for name, tensor in tensors.items()}
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
     count = tensors["nll"].size if "nll" in tensors else 0
-    has_kinds = kinds in (KINDS, KINDS | ANSWERS)
+    has_kinds = kinds in (SCORE_DTYPES, SCORE_DTYPES | ANSWERS)
     has_shapes = count > 0 and {*shapes.values()} == {(count,)}
     if not (has_kinds and has_shapes):
         raise RunError(f"{path} is damaged (its tensors, {kinds} and {shapes}, are no scores)")
@@ -276,7 +276,7 @@ class Means:
     """The level of a row's scores in each cluster, from which a verdict follows."""
 
     names: np.ndarray  # the names of the clusters, int64 [clusters]
-    bits: np.ndarray  # per byte, float64 [clusters]; nats per token if a tokenizer loses text
+    bits: np.ndarray  # bits per byte, float64 [clusters]; nats per token if a tokenizer loses text
     level: float  # the level of the row, in the same unit
     segments: int  # the number of segments of each document
     # Bytes of each cluster, its weight, float64 [clusters]; None: equal weights.
@@ -290,7 +290,7 @@ def compute_means(scores: Scores, protocol: str, mask: np.ndarray | None = None)
     """Return the means of all targets, or of a slice without the clusters that have none of its targets.
 
     A document may have one target of a slice or hundreds, so clusters of a slice are weighted by their bytes:
-    the level is that of all its targets together. Raise `RunError` for a mask of another target set.
+    the level of the slice counts all its bytes the same. Raise `RunError` for a mask of another target set.
     """
     clusters = scores.clusters
     if mask is None:

@@ -145,7 +145,7 @@ class Anchors:
     """The three models."""
 
     trigram: Trigram
-    weights: np.ndarray  # of copying, for each length of a match, float64 [MAX_MATCH + 1]
+    weights: np.ndarray  # the weight of copying for each length of a match, float64 [MAX_MATCH + 1]
 
     def __call__(self, tokens: np.ndarray, first: int) -> dict[str, np.ndarray]:
         """Return the probabilities of the tokens from index `first` on, as `Probabilities` has them."""

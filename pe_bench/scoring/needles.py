@@ -37,7 +37,7 @@ from pe_bench.model.decoder import LanguageModel
 from pe_bench.runs.rows import PROBE
 from pe_bench.scoring.plans import task_plan
 from pe_bench.scoring.protocols import Needle, Plan, Window
-from pe_bench.scoring.targets import hash_of_half, target_blocks
+from pe_bench.scoring.targets import target_blocks, with_half_prefix
 from pe_bench.values import Range, unknown
 
 SPAN, CUE = 32, 16
@@ -113,7 +113,7 @@ def needle_plans(
     spans = [(window.document, window.start, window.needle) for window in windows]
     words = repr((PROBE, data.hash, length, depth, spans)).encode()
     digest = hashlib.sha256(words).hexdigest()
-    target_hash = hash_of_half(digest[:16], half)
+    target_hash = with_half_prefix(digest[:16], half)
     plan = Plan(PROBE, length, windows, target_hash, depth=depth)
     replaced = []
     for window in windows:

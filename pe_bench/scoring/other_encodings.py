@@ -60,7 +60,7 @@ class Requested(NamedTuple):
 class OtherEncoding(NamedTuple):
     """An encoding under which trained weights are scored."""
 
-    label: str  # in tables
+    label: str  # the name in tables
     encoding: EncodingSpec
     forced: bool  # it is not compatible with the trained encoding
 
@@ -234,9 +234,9 @@ def _shapes_of_tensors(encoding: EncodingSpec, n_layers: int) -> dict[str, list[
     return {name: list(tensor.shape) for name, tensor in weights.items()}
 
 
-def declared(part: PartSpec, kind: str) -> str:
-    """Return the option that a part's class names in its attribute `kind`; empty if the part lacks it."""
-    option = getattr(part.encoding_class, kind)
+def declared(part: PartSpec, attribute: str) -> str:
+    """Return the option named by the class attribute `attribute` of a part; empty if the part lacks it."""
+    option = getattr(part.encoding_class, attribute)
     return option if option in part.values else ""
 
 

@@ -36,11 +36,11 @@ from pe_bench.scoring.protocols import Examples, Plan, Window, nonoverlapping_pl
 from pe_bench.scoring.targets import (
     ScoredText,
     TargetBlocks,
-    hash_of_half,
     scored_documents,
     target_blocks,
     tokens_in_a_part,
     tokens_needed,
+    with_half_prefix,
 )
 
 # Returns the plans of a run: `make_plans`, or the plans of a probe.
@@ -160,7 +160,7 @@ def controlled_lengths(
     further than the training length before the first target.
 
     longest_too: the longest possible length has controls in any case, as for a Hugging Face model, whose
-    lengths are rarely multiples of the length that it is measured from.
+    lengths are rarely multiples of the length from which its changes are measured.
     """
     if evaluation.controls == "none":
         return []
@@ -191,7 +191,7 @@ def position_plans(data: Data, text: ScoredText, longest: int) -> Iterator[Plan]
     windows = [window for window in windowed.windows if window.size == longest]
     words = f"{POSITIONS}/{windowed.target_hash}/{longest}"
     digest = hashlib.sha256(words.encode()).hexdigest()
-    target_hash = hash_of_half(digest[:16], text.half)
+    target_hash = with_half_prefix(digest[:16], text.half)
     for first, last in pairwise(range_ends(longest)):
         count = last - first
         shorter = [replace(window, size=last, first=first, targets=count) for window in windows]
@@ -238,5 +238,5 @@ def task_plan(task: Task | Prompts, length: int, count: int, seed: int, half: Ha
     words = repr((task.hash, length, seed, shape)).encode()
     content = tokens.astype("<i8").tobytes() + is_answer.tobytes()
     digest = hashlib.sha256(words + content).hexdigest()
-    target_hash = hash_of_half(digest[:16], half)
+    target_hash = with_half_prefix(digest[:16], half)
     return Plan(TASK, length, windows, target_hash, examples=scored)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from pe_bench.data.packed import Data, Split
 from pe_bench.runs.scores import NO_BYTES, Scores
-from pe_bench.scoring.targets import ScoredText, TargetBlocks, hash_of_half, tokens_in_a_part
+from pe_bench.scoring.targets import ScoredText, TargetBlocks, tokens_in_a_part, with_half_prefix
 
 
 @dataclass(frozen=True)
@@ -93,10 +93,11 @@ class Plan:
     control: str = "none"
     limit: int | None = None  # the tokens that every layer's attention sees, for the control `window`
     offset: int = 0  # added to all positions, for the control `offset`
-    depth: float | None = None  # of a probe
+    depth: float | None = None  # the depth of a probe's needle
     # The target blocks of the protocol `paired`, with the same hash.
     blocks: TargetBlocks | None = field(default=None, compare=False, repr=False)
-    examples: Examples | None = field(default=None, compare=False, repr=False)  # of a task
+    # The examples of a task.
+    examples: Examples | None = field(default=None, compare=False, repr=False)
 
     @property
     def targets(self) -> int:
@@ -173,7 +174,7 @@ def text_hash(data: Data, text: ScoredText) -> str:
     """Return the hash of the targets of both window protocols: all tokens but the first of each document."""
     pieces = ",".join(f"{document}:{tokens}" for document, tokens in text.pieces)
     digest = hashlib.sha256(f"{data.hash}/{pieces}".encode()).hexdigest()
-    return hash_of_half(digest[:16], text.half)
+    return with_half_prefix(digest[:16], text.half)
 
 
 def batches(windows: list[Window], batch_tokens: int) -> Iterator[list[Window]]:

@@ -23,7 +23,8 @@ from pe_bench.system.machine import cores_of, device_name, git_commit, today
 from pe_bench.system.terminal import Bars, say
 from pe_bench.system.version import own_version
 
-TRIED_AGAIN = ("out_of_memory", "failed")  # with more memory, or after the encoding's file was mended
+# Scores with these states are tried again: there may be more memory, or the encoding's file may be mended.
+TRIED_AGAIN = ("out_of_memory", "failed")
 # The columns of a row with values of its plan, of the measurement, and of its job.
 OF_PLAN = (
     *("length", "protocol", "control", "stride", "stride_rule", "context_mean", "targets", "target_tokens"),

@@ -41,9 +41,9 @@ ScoreWatcher = Callable[[Plan, float], None]
 class Scored(NamedTuple):
     """The scores of a plan's targets, in the order of its windows; or the reason why there are none."""
 
-    nll: np.ndarray = NOTHING  # in nats, float32
+    nll: np.ndarray = NOTHING  # nats, float32
     correct: np.ndarray = NOTHING  # 1 for each right target and 0 for others, float32, if there are answers
-    peak_memory_mb: float | None = None  # of passes of the plan's length; None without such a pass
+    peak_memory_mb: float | None = None  # the peak in passes of the plan's length; None without such a pass
     status: str = "ok"
     reason: str = ""
 

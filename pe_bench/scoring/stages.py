@@ -38,7 +38,7 @@ SECTIONS = ("model", "data", "tokenizer", "train")  # the sections that a later 
 # Keys of `train` that each stage has for itself.
 OF_STAGE = ("length", "steps", "tokens", "batch_tokens", "warmup_steps", "from", "beside", "source", "only")
 BLOCKS = 16
-ROUNDS = 40  # after the first guesses
+ROUNDS = 40  # rounds of a search after the first guesses
 SPREAD = 0.15  # the spread of the logarithm of a value, from one round to the next
 
 
@@ -50,13 +50,16 @@ def with_factor(requested: Requested, factor: float, search: Sequence[Path]) -> 
     return requested.giving(option, float(f"{factor:g}"))
 
 
-def option_to_give(requested: Requested, search: Sequence[Path], kind: str) -> str:
-    """Return the option that a class of the encoding names in its attribute `kind`, unless it is given."""
+def option_to_give(requested: Requested, search: Sequence[Path], attribute: str) -> str:
+    """Return the option named by the class attribute `attribute` of a part of the encoding.
+
+    Empty if no part has the option, or it is given.
+    """
     chosen = choose_encoding(requested.base or "nope", requested.modifiers, search)
     spec = EncodingSpec(chosen, tuple(search))
     typed = {key.rpartition(".")[2] for key in requested.options}
     for part in (spec.base, *spec.modifiers.values()):
-        option = declared(part, kind)
+        option = declared(part, attribute)
         if option and option not in typed:
             return option
     return ""
@@ -200,7 +203,7 @@ def stage_label(spec: EncodingSpec, trained: Config | None) -> str:
 
 
 def blocks_to_search_on(config: Config, split: Split, data_hash: str, length: int) -> TargetBlocks:
-    """Return further blocks than those that a run is scored on, of the same half of the documents."""
+    """Return target blocks on which a run is not scored, from the same half of the documents."""
     evaluation = config.eval
     trained = config.train.length
     longest = max(length, trained, evaluation.resolved_max_length(trained))

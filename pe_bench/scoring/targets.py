@@ -47,7 +47,7 @@ class TargetBlocks:
         hasher = hashlib.sha256(facts.encode())
         for places in (self.document, self.end):
             hasher.update(places.astype("<i8").tobytes())
-        return hash_of_half(hasher.hexdigest()[:16], self.half)
+        return with_half_prefix(hasher.hexdigest()[:16], self.half)
 
     def chosen(self, is_chosen: np.ndarray) -> "TargetBlocks":
         """Return the set of the chosen blocks. is_chosen: bool [blocks]."""
@@ -56,8 +56,8 @@ class TargetBlocks:
         return replace(self, **arrays)
 
 
-def hash_of_half(target_hash: str, half: Half) -> str:
-    """Return the hash of a set of targets, with the half of the documents at its beginning."""
+def with_half_prefix(target_hash: str, half: Half) -> str:
+    """Return the hash of a target set, prefixed with the name of the half of the documents, unless both."""
     return target_hash if half == "both" else f"{half}-{target_hash}"
 
 

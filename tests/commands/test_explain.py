@@ -15,7 +15,7 @@ from support.commands import Command, files_in, only_run
 import pe_bench
 from pe_bench.commands.evaluate import Evaluation
 from pe_bench.commands.explain.bench import Bench
-from pe_bench.commands.explain.changes import CutDistances, NoInput, changed_model, changes_of, reach
+from pe_bench.commands.explain.changes import ClampedDistances, NoInput, changed_model, changes_of, reach
 from pe_bench.commands.explain.effects import (
     Effect,
     Loss,
@@ -134,12 +134,12 @@ def test_cut_distances_are_those_of_rerope() -> None:
     x, q, k, v = (torch.randn(1, 4, 40, 8, generator=generator, dtype=torch.float64) for _ in range(4))
     ids = torch.arange(40)
     with torch.no_grad():
-        cut = attention(CutDistances([RoPE(8)], 5), x[:, 0], q, k, v, ids)
+        cut = attention(ClampedDistances([RoPE(8)], 5), x[:, 0], q, k, v, ids)
         rerope = attention(ReRoPE(8, train_length=9, window=5, log_n=False), x[:, 0], q, k, v, ids)
         assert torch.allclose(cut, rerope)
-        beyond = attention(CutDistances([ALiBi(4)], 99), x[:, 0], q, k, v, ids)
+        beyond = attention(ClampedDistances([ALiBi(4)], 99), x[:, 0], q, k, v, ids)
         assert torch.allclose(beyond, attention(ALiBi(4), x[:, 0], q, k, v, ids))
-        biased = attention(CutDistances([ALiBi(4)], 5), x[:, 0], q, k, v, ids)
+        biased = attention(ClampedDistances([ALiBi(4)], 5), x[:, 0], q, k, v, ids)
 
         class Clipped(ALiBi):
             def distance_bias(self, distance: torch.Tensor) -> torch.Tensor:

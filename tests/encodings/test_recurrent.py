@@ -16,8 +16,8 @@ from pe_bench.encodings.recurrent import recurrence as module
 from pe_bench.encodings.recurrent.gated_deltanet import GatedDeltaNet
 from pe_bench.encodings.recurrent.kda import KDA
 from pe_bench.encodings.recurrent.recurrence import (
+    RecurrenceInputs,
     Recurrent,
-    Tokens,
     chunked,
     convolved,
     recurrence,
@@ -42,7 +42,7 @@ def leaves(decay: float, groups: int, dtype: torch.dtype = torch.float64) -> lis
 
 def outputs_and_gradients(read, inputs: list[Tensor], corrects: bool) -> list[Tensor]:
     used = inputs if corrects else inputs[:4]
-    output = read(Tokens(*used))
+    output = read(RecurrenceInputs(*used))
     weights = torch.linspace(-1, 1, output.numel()).reshape(output.shape)
     return [output.detach(), *torch.autograd.grad((output * weights).sum(), used)]
 
@@ -68,10 +68,10 @@ def test_a_state_decays_before_it_is_corrected_and_a_token_reads_itself() -> Non
     values = torch.tensor([3.0, 5.0], dtype=torch.float64).view(1, 1, 2, 1)
     log_decay = math.log(0.5) * ones
     strength = 0.25 * ones.squeeze(-1)
-    corrected = recurrence(Tokens(ones, ones, values, log_decay, strength)).flatten()
+    corrected = recurrence(RecurrenceInputs(ones, ones, values, log_decay, strength)).flatten()
     first = 0.25 * 3.0
     assert corrected.tolist() == pytest.approx([first, 0.5 * first + 0.25 * (5.0 - 0.5 * first)])
-    summed = recurrence(Tokens(ones, ones, values, log_decay)).flatten()
+    summed = recurrence(RecurrenceInputs(ones, ones, values, log_decay)).flatten()
     assert summed.tolist() == pytest.approx([3.0, 0.5 * 3.0 + 5.0])
 
 
@@ -87,16 +87,16 @@ def test_recurrences_are_those_of_the_models_in_transformers() -> None:
         expected, _ = theirs(
             *given, initial_state=None, output_final_state=False, use_qk_l2norm_in_kernel=True
         )
-        found = recurrence(Tokens(unit(3 * q) * K**-0.5, unit(3 * k), v, log_decay, strength))
+        found = recurrence(RecurrenceInputs(unit(3 * q) * K**-0.5, unit(3 * k), v, log_decay, strength))
         torch.testing.assert_close(found, expected.transpose(1, 2), rtol=1e-5, atol=1e-6)
 
 
 def test_segments_without_gradients_hand_the_state_on(monkeypatch: pytest.MonkeyPatch) -> None:
     inputs = [each.detach() for each in leaves(0.5, K)]
-    whole = chunked(Tokens(*inputs))
+    whole = chunked(RecurrenceInputs(*inputs))
     monkeypatch.setattr(module, "SEGMENT", 64)
     with torch.no_grad():
-        assert torch.equal(chunked(Tokens(*inputs)), whole)
+        assert torch.equal(chunked(RecurrenceInputs(*inputs)), whole)
 
 
 def test_a_convolution_mixes_the_token_with_those_before_it() -> None:

@@ -229,7 +229,7 @@ def test_every_window_begins_with_all_tokens_that_the_template_puts_there(
     assert done.code == 0 and "each window begins with tokens 33, 256" in " ".join(done.out.split())
     [run] = rows_of(tmp_path)
     about = read_config(run).checkpoint
-    assert about is not None and about.begins == [33, 256]
+    assert about is not None and about.first_token_ids == [33, 256]
     assert call("probe", "llama", "--lengths", "128", "--windows", "2").code == 0
 
 

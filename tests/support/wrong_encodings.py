@@ -19,8 +19,8 @@ from pe_bench.encodings.recurrent.gated_deltanet import GatedDeltaNet
 from pe_bench.encodings.recurrent.kda import KDA
 from pe_bench.encodings.recurrent.recurrence import (
     CHUNK,
+    RecurrenceInputs,
     Recurrent,
-    Tokens,
     convolved,
     recurrence,
     rms_normed,
@@ -329,7 +329,7 @@ class TokenByToken(Recurrent):
     def attend_chunked(self, x, q, k, v):
         return self._attend_precisely(self.read, x, q, k, v)
 
-    def read(self, tokens: Tokens):
+    def read(self, tokens: RecurrenceInputs):
         state = tokens.q.new_zeros(*tokens.q.shape[:2], tokens.q.shape[-1], tokens.v.shape[-1])
         outputs = []
         for t in range(tokens.q.shape[-2]):
@@ -450,7 +450,7 @@ class StateLostAtAChunksBorder(GatedDeltaNet):
     def attend_chunked(self, x, q, k, v):
         def read(tokens):
             parts = zip(*(each.split(CHUNK, 2) for each in tokens), strict=True)
-            return torch.cat([recurrence(Tokens(*part)) for part in parts], -2)
+            return torch.cat([recurrence(RecurrenceInputs(*part)) for part in parts], -2)
 
         return self._attend_precisely(read, x, q, k, v)
 

@@ -316,7 +316,7 @@ def _reads_positions(leaf: LayerEncoding) -> bool:
     return leaf.family != "scale" and leaf.overrides(*POSITION_HOOKS)
 
 
-class CutDistances(Stack):
+class ClampedDistances(Stack):
     """A layer in which positions are at most `near` apart: larger distances count as `near`."""
 
     def __init__(self, parts: Sequence[LayerEncoding], near: int) -> None:
@@ -383,7 +383,7 @@ class CutDistances(Stack):
 def _layer_with_cut_distances(subject: Subject, number: int) -> NewLayer | str:
     layer = subject.model.layer(number)
     reason = distance_reason(layer)
-    return reason or NewLayer(CutDistances(leaves_of(layer), subject.train_length // 2))
+    return reason or NewLayer(ClampedDistances(leaves_of(layer), subject.train_length // 2))
 
 
 def distance_reason(layer: LayerEncoding) -> str:

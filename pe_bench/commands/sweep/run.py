@@ -45,7 +45,7 @@ from pe_bench.runs.folder import flat
 from pe_bench.system import signals
 from pe_bench.system.terminal import say
 
-MAX_CHECKED = 20  # jobs, before the first of them runs
+MAX_CHECKED = 20  # the most jobs that are checked before the first of them runs
 QUEUE_SECONDS = 60  # between two looks at Slurm's queue, which forgets a job after some minutes
 CHECKING = "sweep: checking every value before the first job starts"
 
@@ -123,7 +123,7 @@ def launch(jobs: Sequence[Planned], launcher: Sequence[str] = ()) -> Summary:
     sweep = _new_sweep(configs[0], len(jobs))
     for number, job in enumerate(jobs):
         sweep.write_job(number, job)
-    return _summarize(sweep, launcher, partial(_run_jobs, sweep, launcher))
+    return _run_and_summarize(sweep, launcher, partial(_run_jobs, sweep, launcher))
 
 
 def _run_jobs(sweep: Sweep, launcher: Sequence[str]) -> None:
@@ -143,11 +143,14 @@ def launch_overrides(overrides: Sequence[str], search: Sequence[Path]) -> Summar
     sweep.path.mkdir(parents=True)
     task = _task_of_hydra(sweep, keys)
     swept = with_swept_options(overrides)
-    return _summarize(sweep, overrides, lambda: multirun(swept, search, task, sweep.path))
+    return _run_and_summarize(sweep, overrides, lambda: multirun(swept, search, task, sweep.path))
 
 
-def _summarize(sweep: Sweep, overrides: Sequence[str], start: Callable[[], None]) -> Summary:
-    """Call `start`, which runs the jobs, and return their ends. overrides: the launcher's name among them."""
+def _run_and_summarize(sweep: Sweep, overrides: Sequence[str], start: Callable[[], None]) -> Summary:
+    """Call `start`, which runs the jobs; return the state of each job, and any error of the launcher.
+
+    overrides: the name of the launcher is among them. Raises `UserError`, if `start` raises it.
+    """
     problem = ""
     if "hydra/launcher=submitit_slurm" in overrides:
         _ask_slurm_in_time()

@@ -204,15 +204,15 @@ def _ending_kept(results_dir: Path, tried: Try) -> Iterator[None]:
     try:
         yield
     except INTERRUPTIONS:
-        _keep_ending(results_dir, tried, "stopped")
+        _store_ending(results_dir, tried, "stopped")
         raise
     except Exception:
-        _keep_ending(results_dir, tried, "failed")
+        _store_ending(results_dir, tried, "failed")
         raise
 
 
-def _keep_ending(results_dir: Path, tried: Try, ending: Ending) -> None:
-    """Replace the answer of a try that has no sure answer by an ending, in the file."""
+def _store_ending(results_dir: Path, tried: Try, ending: Ending) -> None:
+    """In the file, replace an unsure answer of a try by how the try ended."""
     kept = next(entry for entry in read_tries(results_dir) if entry.is_same(tried))
     if kept.answer in ("unclear", "not finished", "stopped", "failed"):
         _store_try(results_dir, replace(kept, answer=ending))

@@ -11,8 +11,8 @@ from torch.nn import functional
 
 from pe_bench.encodings.initial import random_matrix, random_taps
 from pe_bench.encodings.recurrent.recurrence import (
+    RecurrenceInputs,
     Recurrent,
-    Tokens,
     convolved,
     in_heads,
     rms_normed,
@@ -49,13 +49,13 @@ class DeltaRule(Recurrent):
         """Return the gate [B, H, T, K] before its activation."""
         raise NotImplementedError
 
-    def tokens(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tokens:
+    def tokens(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> RecurrenceInputs:
         q = self._convolved_and_activated("q", q)
         k = self._convolved_and_activated("k", k)
         v = self._convolved_and_activated("v", v)
         share = in_heads(x, self.strength, self.n_heads).sigmoid().squeeze(-1)
         strength = self.largest_strength * share
-        return Tokens(unit(q) * self.scale, unit(k), v, self.log_decay(x), strength)
+        return RecurrenceInputs(unit(q) * self.scale, unit(k), v, self.log_decay(x), strength)
 
     def output(self, x: Tensor, read: Tensor) -> Tensor:
         gate = self.activation(self.raw_gate(x))

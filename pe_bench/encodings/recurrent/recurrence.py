@@ -29,7 +29,7 @@ LEAST_LOG_DECAY = -40.0  # e^-40 is lost in a sum with 1; a chunk of smaller dec
 EPSILON = 1e-6
 
 
-class Tokens(NamedTuple):
+class RecurrenceInputs(NamedTuple):
     """The inputs of a recurrence: how each token reads, decays and changes the state."""
 
     q: Tensor  # [B, H, T, K]
@@ -46,7 +46,7 @@ class State(NamedTuple):
     last: Tensor  # [B, H, K, V]
 
 
-def recurrence(tokens: Tokens) -> Tensor:
+def recurrence(tokens: RecurrenceInputs) -> Tensor:
     """Compute S^T q of each token [B, H, T, V], token by token."""
     q, k, v, log_decay, strength = tokens
     state = _zero_state(q, v)
@@ -63,12 +63,12 @@ def recurrence(tokens: Tokens) -> Tensor:
     return torch.cat(outputs, -2)
 
 
-def chunked(tokens: Tokens) -> Tensor:
+def chunked(tokens: RecurrenceInputs) -> Tensor:
     """Compute the result of `recurrence` in chunks of tokens; without gradients, also in segments."""
     return chunked_with_state(tokens)[0]
 
 
-def chunked_with_state(tokens: Tokens) -> tuple[Tensor, Tensor]:
+def chunked_with_state(tokens: RecurrenceInputs) -> tuple[Tensor, Tensor]:
     """Return S^T q of each token [B, H, T, V], and the state after the last token [B, H, K, V]."""
     length = tokens.q.shape[-2]
     state = _zero_state(tokens.q, tokens.v)
@@ -78,7 +78,7 @@ def chunked_with_state(tokens: Tokens) -> tuple[Tensor, Tensor]:
     for start in range(0, length, SEGMENT):
         part = slice(start, start + SEGMENT)
         segment = [None if each is None else each[:, :, part] for each in tokens]
-        output, state = _read_segment(Tokens(*segment), state)  # pyright: ignore[reportArgumentType]
+        output, state = _read_segment(RecurrenceInputs(*segment), state)  # pyright: ignore[reportArgumentType]
         outputs.append(output)
     return torch.cat(outputs, -2), state
 
@@ -88,7 +88,7 @@ def _zero_state(q: Tensor, v: Tensor) -> Tensor:
     return q.new_zeros(*q.shape[:2], q.shape[-1], v.shape[-1])
 
 
-def _read_segment(tokens: Tokens, state: Tensor) -> tuple[Tensor, Tensor]:
+def _read_segment(tokens: RecurrenceInputs, state: Tensor) -> tuple[Tensor, Tensor]:
     """Return S^T q of a segment's tokens, and the state after the segment, from the state before it."""
     length = tokens.q.shape[-2]
     q, k, v = (_in_chunks(x) for x in tokens[:3])
@@ -166,7 +166,7 @@ class Recurrent(LayerEncoding):
 
     per_layer = True
 
-    def tokens(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tokens:
+    def tokens(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> RecurrenceInputs:
         """Return the tokens' part in the recurrence, from the input x [B, T, D] and q, k, v [B, H, T, K]."""
         raise NotImplementedError
 
@@ -187,7 +187,7 @@ class Recurrent(LayerEncoding):
             return State(tokens.log_decay, chunked_with_state(tokens)[1])
 
     def _attend_precisely(
-        self, read: Callable[[Tokens], Tensor], x: Tensor, q: Tensor, k: Tensor, v: Tensor
+        self, read: Callable[[RecurrenceInputs], Tensor], x: Tensor, q: Tensor, k: Tensor, v: Tensor
     ) -> Tensor:
         """Compute the layer's output in float32 or better; `read` computes S^T q of each token."""
         # Sums over thousands of tokens: never in half precision, not even where a model is autocast.
@@ -196,7 +196,7 @@ class Recurrent(LayerEncoding):
             output = self.output(x.to(tokens.q.dtype), read(tokens))
             return output.to(q.dtype)
 
-    def _precise_tokens(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tokens:
+    def _precise_tokens(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> RecurrenceInputs:
         """Return `tokens` in float32 or float64."""
         dtype = precise(q.dtype)
         return self.tokens(x.to(dtype), q.to(dtype), k.to(dtype), v.to(dtype))

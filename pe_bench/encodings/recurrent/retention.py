@@ -16,7 +16,7 @@ The paper also rotates queries and keys, and gates the output: neither is here, 
 import torch
 from torch import Tensor
 
-from pe_bench.encodings.recurrent.recurrence import Recurrent, Tokens, rms_normed
+from pe_bench.encodings.recurrent.recurrence import RecurrenceInputs, Recurrent, rms_normed
 
 FASTEST = 5.0  # the first head's decay is 1 - 2^-5
 
@@ -24,11 +24,11 @@ FASTEST = 5.0  # the first head's decay is 1 - 2^-5
 class Retention(Recurrent):
     per_layer = False
 
-    def tokens(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tokens:
+    def tokens(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> RecurrenceInputs:
         heads = torch.arange(q.shape[1], dtype=q.dtype, device=q.device)
         log_decay = torch.log1p(-torch.exp2(-FASTEST - heads))
         log_decays = log_decay[:, None, None].expand(*q.shape[:3], 1)
-        return Tokens(q * q.shape[-1] ** -0.5, k, v, log_decays)
+        return RecurrenceInputs(q * q.shape[-1] ** -0.5, k, v, log_decays)
 
     def output(self, x: Tensor, read: Tensor) -> Tensor:
         return rms_normed(read)

@@ -42,8 +42,8 @@ FIRST_AT_0 = torch.tensor([0, 5, 6, 7, 8, 9])
 FIRST_AT_3 = torch.tensor([3, 5, 6, 7, 8, 9])
 WINDOW = 5  # tokens
 SEVERAL_CHUNKS = torch.arange(300)  # positions: fast paths take 256 queries at a time
-SINGLE = 1e-5  # float32 against float64
-SINGLE_GRADIENT = 1e-4  # gradients likewise: more is added up
+FLOAT32_TOLERANCE = 1e-5  # float32 against float64
+FLOAT32_GRADIENT_TOLERANCE = 1e-4  # for gradients in float32, in which more numbers are added up
 ROUGH = 1e-3  # float32 over several chunks, and in products of many features
 CLAMPED = 512  # the distance from which an encoding that clamps makes no difference
 SIGHT = 3 * TRAIN_LENGTH + 5  # tokens, of a text in which the visible keys are counted
@@ -52,7 +52,7 @@ SCALE = MODEL.d_head**-0.5
 
 @torch.no_grad()
 def blocks(case: Case) -> str:
-    """Queries in blocks, alone and with a window from outside give what all queries at once give.
+    """Queries in blocks, alone and with a window from outside, give what all queries at once give.
 
     Look at: queries.position and queries.index, where an arange was taken; visible, weights and mix, and a
     key's place among those given, where keys.index was meant.
@@ -153,7 +153,7 @@ def fused(case: Case) -> str:
         further_apart = 2 * SEVERAL_CHUNKS + 3
         _paths_agree(case, (SEVERAL_CHUNKS, further_apart), EXACT, ROUGH, ROUGH)
     short = map(torch.arange, (1, 2, TRAIN_LENGTH))
-    return _paths_agree(case, short, EXACT, SINGLE, SINGLE_GRADIENT)
+    return _paths_agree(case, short, EXACT, FLOAT32_TOLERANCE, FLOAT32_GRADIENT_TOLERANCE)
 
 
 def _paths_agree(
@@ -295,7 +295,7 @@ def far_errors(case: Case) -> list[float]:
 
 # Arithmetic
 
-FAR = 4_096  # bfloat16 counts to 256
+FAR = 4_096  # a position far beyond 256, to which bfloat16 counts exactly
 LONG = 65_536  # tokens
 # The largest error of logits in float32 at that length; an angle in float32 is off by 0.004.
 LONG_ERROR = 3e-4

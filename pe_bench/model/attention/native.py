@@ -122,23 +122,24 @@ class _Attention(torch.autograd.Function):
         k: Tensor,
         v: Tensor,
         table: Tensor | None,
-        null: Tensor | None,
+        null_logit: Tensor | None,
         scale: float,
         *columns: Tensor,
     ) -> Tensor:
+        """table: biases by distance, null_logit and columns: as in `causal_attention`, in full shape."""
         library = usable_kernel(q.dtype).library
         assert library is not None
         output, normalizers = _forward(library, q, k, v, table, scale, columns)
-        if null is not None:
-            _add_null(null, output, normalizers)
-        ctx.save_for_backward(q, k, v, table, null, output, normalizers, *columns)
+        if null_logit is not None:
+            _add_null(null_logit, output, normalizers)
+        ctx.save_for_backward(q, k, v, table, null_logit, output, normalizers, *columns)
         ctx.scale = scale
         return output
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        q, k, v, table, null, output, normalizers, *columns = ctx.saved_tensors
+        q, k, v, table, null_logit, output, normalizers, *columns = ctx.saved_tensors
         saved = (q, k, v, table, output, normalizers, *columns)
         library = usable_kernel(q.dtype).library
         assert library is not None
@@ -146,17 +147,17 @@ class _Attention(torch.autograd.Function):
             library, saved, gradient, ctx.scale, has_table_gradient=ctx.needs_input_grad[3]
         )
         grad_null = None
-        if null is not None:
-            grad_null = gradient_of_null(null, _log_sum_exp(normalizers), output, gradient)
+        if null_logit is not None:
+            grad_null = gradient_of_null(null_logit, _log_sum_exp(normalizers), output, gradient)
         return *gradients, grad_null, None, *grad_columns
 
 
-def _add_null(null: Tensor, output: Tensor, normalizers: Tensor) -> None:
-    """Change the kernel's results as if it had seen a key with logit `null` [B, H, T, 1] and no value.
+def _add_null(null_logit: Tensor, output: Tensor, normalizers: Tensor) -> None:
+    """Change the kernel's results as if it had seen a key with logit `null_logit` [B, H, T, 1] and no value.
 
     The kernel's backward pass reads these two results, so its gradients include the key.
     """
-    share = share_of_keys(_log_sum_exp(normalizers), null)
+    share = share_of_keys(_log_sum_exp(normalizers), null_logit)
     output.mul_(share)
     normalizers[1] *= share.squeeze(-1)
 
