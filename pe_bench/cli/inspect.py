@@ -13,7 +13,7 @@ from pe_bench.errors import RunError, require
 from pe_bench.system.terminal import progress_bar, say, width_of, write_out
 from pe_bench.values import check_folder, parse_lengths, require_writable
 
-if TYPE_CHECKING:  # with torch, which a mistyped argument should not wait for
+if TYPE_CHECKING:  # these import torch, for which a mistyped argument should not wait
     from pe_bench.inspection.check import Property
     from pe_bench.inspection.check.case import Finding
     from pe_bench.inspection.speed import Row

@@ -71,7 +71,9 @@ IN_ONE_PROCESS = ("eval", "probe", "explain", "try", "reproduce", "import", "exp
 class Command(TyperCommand):
     """A command whose help lists `ADVANCED` options under a heading of their own."""
 
-    def format_options(self, ctx: Any, formatter: Any) -> None:  # of click, which typer may bring along
+    def format_options(
+        self, ctx: Any, formatter: Any
+    ) -> None:  # Any: classes of click, which typer may contain
         plain_options: list[tuple[str, str]] = []
         advanced_options: list[tuple[str, str]] = []
         for param in self.get_params(ctx):

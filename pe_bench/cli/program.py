@@ -51,7 +51,7 @@ def run(arguments: list[str]) -> int:
         sys.stdout.flush()
     except BrokenPipeError:  # the reader has seen enough, as in `pe-bench report | head -3`
         return 1
-    except SystemExit as done:  # of completion, by Typer
+    except SystemExit as done:  # raised by Typer's completion
         return int(done.code or 0)
     except UserError as error:
         return _print_failure(str(error), 2)
@@ -59,7 +59,7 @@ def run(arguments: list[str]) -> int:
         return _print_failure(first_line(error), 1)
     except (Stopped, typer.Abort) as error:
         return _print_failure(str(error) or "interrupted", EXIT_CODE)
-    except Exception as error:  # of usage, by Typer
+    except Exception as error:  # Typer's usage errors, and any fault
         code, message = getattr(error, "exit_code", None), getattr(error, "format_message", None)
         if code is None or message is None:
             raise

@@ -21,8 +21,8 @@ from pe_bench.runs.rows import has_number, is_as_trained
 from pe_bench.scoring.scorer import flush_denormals
 from pe_bench.system.terminal import printable, progress_bar
 
-CHARACTERS = 200  # to write after a prompt
-SHOWN = 60  # characters of the prompt
+CHARACTERS = 200  # the most characters to write after a prompt
+SHOWN = 60  # the most characters of the prompt to print
 MAX_WINDOW = 1_024  # tokens of the drawn attention
 
 

@@ -139,7 +139,10 @@ def _choices_and_values(overrides: Sequence[str]) -> tuple[list[str], list[str] 
 
 
 def _has_file_of(choices: Sequence[str], search: Sequence[Path]) -> bool:
-    """Return whether users' folders have a file that the choices may name; shipped files come before it."""
+    """Return whether a user's folder may hold a chosen file; if so, Hydra has to compose.
+
+    The answer may be yes without need: of two files with one name, Hydra takes the shipped file.
+    """
     named = " ".join(choices)
     for folder in search:
         for group in GROUPS:
@@ -150,7 +153,10 @@ def _has_file_of(choices: Sequence[str], search: Sequence[Path]) -> bool:
 
 @lru_cache(maxsize=64)
 def _merged_files(choices: Sequence[str], changes: Sequence[tuple[str, int]]) -> Any:
-    """Return what Hydra merges of the chosen shipped files. changes: as `_changes_of_files` returns them."""
+    """Return the chosen shipped files, merged by Hydra.
+
+    changes: only part of the cache's key, from `_changes_of_files`, so that a changed file is read again.
+    """
     from hydra import compose as hydra_compose
 
     return hydra_compose(CONFIG, [*choices])

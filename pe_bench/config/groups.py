@@ -122,7 +122,7 @@ def shipped_model(name: str) -> dict[str, Any]:
 
 
 def _size_at_own_width(value: Any) -> Any:
-    """Return a size in a model's file; one in proportion to the width has its value at the file's width.
+    """Return a size from a model's file; a size proportional to the width is taken at the file's own width.
 
     None for a size that is derived in another way.
     """

@@ -150,7 +150,7 @@ def window_hashes(text: bytes) -> np.ndarray:
 
 
 def _sampled_hashes(text: bytes, rate: int) -> np.ndarray:
-    """Return the hashes of the windows that are divisible by `rate`, so both sides sample alike."""
+    """Return the windows' hashes that are divisible by `rate`, so that both sides sample equal windows."""
     overlap = WINDOW_BYTES - 1
     sampled = []
     for start in range(0, len(text), CHUNK_BYTES):

@@ -26,7 +26,7 @@ END_OF_TEXT_NAMES = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "<|im_end|
 DEFAULT_VOCABULARY = 4_096
 # Ranges of the bytes that byte-level tokenizers write as the character of the same number.
 PRINTED_RANGES = (("!", "~"), ("¡", "¬"), ("®", "ÿ"))
-PARALLEL_DOCUMENTS = 64  # encoded at a time
+PARALLEL_DOCUMENTS = 64  # documents encoded at a time
 
 
 class Encoded(NamedTuple):

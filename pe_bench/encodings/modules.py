@@ -298,7 +298,8 @@ def _is_in_folder(path: Path, folder: Path) -> bool:
 def _absolute(file: Any) -> Path | None:
     """Return the absolute path of a file that code opens; None for an object that is no path.
 
-    Links of folders are followed; a link to a file stays, because the folder contains the link.
+    Symbolic links to folders are resolved; a link to a file is kept, because the folder contains the link. A
+    .pyc file in a cache becomes its source.
     """
     if not isinstance(file, (str, bytes, os.PathLike)):
         return None

@@ -109,7 +109,7 @@ def complete(part: dict[str, Any], search: Sequence[Path] = ()) -> dict[str, Any
 
 
 def _complete_nested(values: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Return an encoding inside an option with all options of its YAML file, and its modifiers alike."""
+    """Return an encoding inside an option with all options of its YAML file, and its modifiers likewise."""
     file = folder / "encoding" / f"{values['name']}.yaml"
     part = read_part(file) if file.is_file() else {}
     if "class" not in part:
@@ -216,7 +216,7 @@ def argument_of(option: str) -> str:
 
 
 def option_of(argument: str) -> str:
-    """Return the option of a constructor's argument, as `argument_of` reversed."""
+    """Return the option of a constructor's argument, the inverse of `argument_of`."""
     stem = argument.removesuffix("_")
     return stem if keyword.iskeyword(stem) else argument
 

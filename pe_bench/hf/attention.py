@@ -38,7 +38,7 @@ MaskFunction = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 @dataclass(eq=False)
 class PassMask:
-    """The mask of one forward pass: transformers' function of indices, of which no tensor is made."""
+    """The mask of one forward pass, as transformers' function of indices; no tensor is made from it."""
 
     function: MaskFunction
     is_causal: bool
@@ -136,7 +136,7 @@ class PassState:
     ids: Tensor = field(default_factory=lambda: torch.empty(0))  # position ids
     window: int | None = None  # the window of all layers, in tokens
     is_neutral: bool = False  # the model's own rotation is undone
-    # If set, layers only store their arguments, and return the values.
+    # If set, layers only store their arguments, and return v instead of attending.
     captured: dict[int, AttentionArguments] | None = None
     kept: dict[int, tuple[Tensor, Tensor]] | None = None  # if set, layers store their keys and values
     before: Mapping[int, tuple[Tensor, Tensor]] = field(default_factory=dict)  # keys and values of a prefix
@@ -201,6 +201,6 @@ def attend(
         parts.append(Sinks(s_aux))
     if not math.isclose(factor, 1, rel_tol=1e-12):
         query = query * factor
-    x = query.new_empty(*query.shape[:1], key.shape[2], 0)  # of the encodings here none reads it
+    x = query.new_empty(*query.shape[:1], key.shape[2], 0)  # no encoding of a Hugging Face model reads x
     mixed = attention(stack(parts), x, query, key, value, state.ids)
     return mixed.transpose(1, 2).contiguous(), None

@@ -6,7 +6,7 @@ from typing import Any
 
 from pe_bench.errors import UserError, first_line, how_to_install
 
-SILENT = 50  # nothing but what ends the program
+SILENT = 50  # a logging level: only errors that end the program
 SAFE = {"trust_remote_code": False, "local_files_only": True}
 
 

@@ -66,7 +66,7 @@ def _saved_names(encoding: nn.Module) -> set[str]:
 # Relative to the largest output. Fast paths may round differently in each row; a leak moves outputs by more.
 TOLERANCE = 1e-4
 MAX_ENDINGS = 16  # second halves of a window, with tokens of the vocabulary
-TOKENS_AT_ONCE = 4096  # of the windows in a batch
+TOKENS_AT_ONCE = 4096  # tokens in a batch of windows
 TEXTS = 4  # windows
 
 
@@ -132,7 +132,7 @@ def find_lookahead_in_text(model: LanguageModel, texts: Tensor) -> str:
     half = length // 2
     shuffled = torch.randperm(model.vocab_size, generator=torch.Generator().manual_seed(0))
     endings = [*shuffled.split(length - half)]
-    at_once = 1  # windows: a user's encoding may mix the windows of a batch
+    at_once = 1  # windows in a batch; one, because a user's encoding may mix them
     if not is_users_own(model.encoding):
         endings = endings[:MAX_ENDINGS]
         at_once = max(1, TOKENS_AT_ONCE // length)

@@ -25,13 +25,14 @@ Fact = str | int | float | None  # a value in a plain table
 MIN_FOLDED = 10  # terminal columns: the least width of a text that may be folded
 LONGEST_WHOLE = 24  # terminal columns: a word up to this width is not cut
 ASCII = {"·": "-", "…": "~", "≤": "<=", "±": "+-"}  # replacements for a stream that takes ASCII only
+# LaTeX for signs in numbers.
 LATEX_SIGNS = {
     "±": r"\pm",
     "inf": r"\infty",
     "∞": r"\infty",
     "nan": r"\mathrm{nan}",
     ",": "{,}",
-}  # of numbers
+}
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class Cell:
     verdict: str = ""  # one word for the number, such as holds
     is_best: bool = False  # the best number of its column
     value: float | None = None  # the number, for alignment, sorting and files
-    colour: str = ""  # on a terminal
+    colour: str = ""  # the colour on a terminal
 
 
 @dataclass(frozen=True)

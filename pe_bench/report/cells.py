@@ -22,7 +22,10 @@ def number_text(value: float, sign: str = "") -> str:
 
 
 def judged(number: float, verdict: str = "", of_models: str = "", sign: str = "") -> Cell:
-    """Return a number with its verdict's mark; the mark for only these models precedes `?` for unclear."""
+    """Return a number with its verdict's mark.
+
+    If the verdict is unclear, the mark of the verdict on these models alone comes before the `?`.
+    """
     mark = mark_of(verdict)
     text = mark.text
     if verdict == "unclear":

@@ -352,7 +352,7 @@ def _mark_best(column: Sequence[Cell], table: Table) -> Sequence[Cell]:
 def _compared_numbers(column: Sequence[Cell], table: Table) -> dict[int, float]:
     """Return the numbers of a column that may be its best, by their places.
 
-    They are finite numbers of ranked lines on the same targets; the baseline has none.
+    They are finite numbers of ranked lines on the same targets, without the baseline.
     """
     numbers = {}
     for place, (line, cell) in enumerate(zip(table.shown_lines, column, strict=True)):

@@ -24,7 +24,7 @@ PAGE_PANEL = 6.4  # inches, the width of a panel of the page
 ON_PAGE, LOSSES = 2.9, 2.2  # inches that a picture of the page is high
 ABOVE, BELOW = 0.35, 0.55  # inches, for the name of the training length, and for the x axis
 MAX_LOSSES = 200  # points of a run's training losses
-MAX_TICKS = 9  # on the y axis
+MAX_TICKS = 9  # the most ticks on the y axis
 TICK_GAP, TICK_GAP_ON_PAGE = 26, 45  # points between two numbers; letters are larger in a narrow window
 NAME_GAP = 1.3 * paper.FONT  # points between the middles of two names
 NEAR_END = 0.9  # a share of the width: curves that end before it have no stroke to their names
@@ -32,7 +32,7 @@ MAX_NAME, MAX_NAME_ON_PAGE = 52, 19  # characters: a file, which may be wide, ha
 SIDES, ABOVE_CURVES = 0.03, 0.1  # the margins of the axes beside the curves, and above and below them
 BROKEN = "#B3261E"
 LETTER = 0.29  # the width of a letter of a number, in gaps
-STEPS = (1, 2, 2.5, 5, 10)  # between the ticks of a linear axis
+STEPS = (1, 2, 2.5, 5, 10)  # distances between the ticks of a linear axis, times a power of ten
 LOG_STEPS = ((1, 1.5, 2, 3, 4, 5, 6, 8), (1, 2, 5))  # round numbers of a decade, the densest first
 
 Styles = Mapping[str, Style]

@@ -32,7 +32,8 @@ from pe_bench.runs.rows import ALL, BY_RUN, Row, grouped, has_number, one_a_run
 
 QUICK_TOKENS = 20_480  # train.tokens of experiment=quick, whose scores mean nothing
 USUAL_TRAINING = {"train.optimizer": "muon", "train.encoding_lr": None}
-SOURCES = ("train.from", "train.beside", "train.source")  # keys that name a run, another for each seed
+# Keys that name a run, a different one for each seed.
+SOURCES = ("train.from", "train.beside", "train.source")
 MAX_NAMES = 4  # the most lines to name in one note
 
 Groups = dict[TableKey, list[Row]]

@@ -324,7 +324,7 @@ def _with_verdicts(
 
 
 def _levels_by_position(rows: Sequence[Row]) -> tuple[Position, ...]:
-    """Return the levels by position of the set of windows with the longest context; empty without rows."""
+    """Return the levels at each mean context, on the targets of the longest row; empty without rows."""
     if not rows:
         return ()
     chosen = max(rows, key=lambda row: (row.length, row.target_hash)).target_hash

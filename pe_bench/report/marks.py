@@ -9,9 +9,9 @@ from pe_bench.render.grid import Cell
 class Mark:
     """The mark of a verdict and its colour."""
 
-    colour: str = ""  # on a terminal, where the colour only repeats the word or its mark
-    text: str = ""  # after a number
-    of_models: str = ""  # before the mark of `unclear`, if the verdict is sure for the scored models
+    colour: str = ""  # the colour on a terminal, which only repeats the word or its mark
+    text: str = ""  # the sign after a number
+    of_models: str = ""  # the sign before the mark of `unclear`, if the verdict is sure for the scored models
 
 
 NUMBER_VERDICTS = {

@@ -28,7 +28,7 @@ class Measure:
     """The quantity of a table's levels."""
 
     name: str  # the name in a heading
-    unit: str  # on an axis
+    unit: str  # the unit on an axis
     meaning: str  # the words in a title
     higher_is_better: bool = False
 
@@ -51,7 +51,8 @@ class Number:
     interval: Interval | None = None
     missing: str = ""  # why the mean or the interval is missing
     segments: int = 1  # into how many each document was cut for the interval
-    of_models: Interval | None = None  # for only these models, not for other seeds; None for one seed
+    # The interval for only these models, not for other seeds; None for one seed.
+    of_models: Interval | None = None
     of_seeds: tuple[Interval, ...] = ()  # the interval for each seed's model; empty for one seed
     target_hash: str = ""  # the hash of the set of targets
     targets: int = 0  # the size of the set
@@ -68,8 +69,8 @@ class ContextUse:
 
     uses_context: str = ""  # yes, no or unclear; empty where use cannot be judged
     beats_window: str = ""  # yes, no or unclear; n/a for a windowed encoding, empty without the control
-    swap_gain: Interval | None = None  # over far context from another document
-    window_gain: Interval | None = None  # over layers that see only as many tokens as in training
+    swap_gain: Interval | None = None  # the gain over far context from another document
+    window_gain: Interval | None = None  # the gain over layers that see only as many tokens as in training
     missing: str = ""  # why `uses_context` is empty
 
 
@@ -96,7 +97,7 @@ class Record:
     compared: Number = Number()  # the change against the training length, on the largest set of all seeds
     changes: tuple[float, ...] = ()  # the change of each seed
     verdict: str = ""  # undefined without a number, empty without an interval or below the training length
-    verdict_of_models: str = ""  # for only these models, not for other seeds; empty for one seed
+    verdict_of_models: str = ""  # the verdict for only these models, not for other seeds; empty for one seed
     verdicts_of_seeds: tuple[str, ...] = ()  # empty for one seed
     target_hash: str = ""  # the hash of the levels' targets; `targets` and `documents` are of the same set
     targets: int = 0
@@ -281,7 +282,7 @@ class Note(NamedTuple):
 
     text: str
     is_caveat: bool = True  # the sentence changes how numbers are read, and is below the short form too
-    short: str = ""  # below the short form, in place of the text
+    short: str = ""  # the text below the short form, if it differs
 
 
 @dataclass(frozen=True)
@@ -296,7 +297,7 @@ class TableKey:
     steps: int  # 0 where lines differ in them
     setting: str
     protocol: str
-    stride_rule: str  # half or a number, of the sliding protocol
+    stride_rule: str  # the stride of the sliding protocol: half, or a number
     score_dtype: str
     model_sizes: str = ""  # its parameters, such as 0.8M or 0.3M to 0.8M; of a checkpoint: Llama, 0.26M
     changed: str = ""  # how the model differs from the shipped one of its name, such as 2 layers of 96

@@ -395,7 +395,7 @@ def has_few_targets(row: Row) -> bool:
 
 
 def _unlearned_task(rows: Sequence[Row], runs: ScoredRuns) -> Unlearned:
-    """Return `task` if the rows of a task are not sure to solve the task; empty if they are, or unknown."""
+    """Return `task` unless a task's rows surely solve it, or nothing is known; else an empty text."""
     if not rows:
         return ""
     try:

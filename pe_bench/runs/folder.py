@@ -119,11 +119,11 @@ class FirstStage:
     length: int
     steps: int
     setting: str
-    longest: int  # training length of all stages
+    longest: int  # the longest training length of all stages
 
     @staticmethod
     def read(result: Mapping[str, Any]) -> "FirstStage | None":
-        """Return the first stage by a run's result.json; None if the run is one. Raises `UserError`."""
+        """Return the first stage named in a run's result.json; None if it names none. Raises `UserError`."""
         values = result.get("first_stage")
         values = check_type(values, dict[str, Any] | None, "first_stage")
         if values is None:
@@ -254,7 +254,7 @@ def gather(results_dir: Path) -> Gathered:
     results_dir.mkdir(parents=True, exist_ok=True)
     target = results_dir / "results.csv"
     with Lock(target.with_name(target.name + ".lock")):
-        for leftover in results_dir.glob(f"{TEMPORARY}*-{target.name}*"):  # of a killed process
+        for leftover in results_dir.glob(f"{TEMPORARY}*-{target.name}*"):  # left by a killed process
             leftover.unlink()
         gathered = read_all(results_dir)
         rows: list[Row] = []
@@ -397,9 +397,9 @@ class RunState:
 
     run: str
     encoding: str  # its label in tables
-    state: str = "unreadable"  # or: finished, not finished, failed
-    steps: int | None = None  # done
-    total: int | None = None  # steps of the whole training
+    state: str = "unreadable"  # or finished, not finished, failed
+    steps: int | None = None  # the steps that are done
+    total: int | None = None  # the steps of the whole training
     loss: float | None = None
     lengths: tuple[int, ...] = ()  # the lengths that have a score
     problem: str = ""  # why the run is unreadable

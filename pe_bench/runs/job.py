@@ -45,7 +45,8 @@ class Job:
     model: "LanguageModel"
     # The first stage of the run's family; None if the run is the first stage.
     first: "FirstStage | None" = None
-    # The parent from whose weights training starts; later these weights' checkpoint.
+    # The folder of the parent from whose weights training starts. `train.prepare` loads the weights, and puts
+    # their checkpoint in its place, or None if the training has begun or ended.
     source: Path | None = None
     kept: dict[str, Any] | None = None  # the facts of the parent for source.json
     missing: str = ""  # why the parent was not found

@@ -41,7 +41,7 @@ def keep_run(run: Path, rows: Sequence[Row], target: Path) -> None:
 
 
 def keep_anchors(anchors: Path, rows: Sequence[Row], target: Path) -> None:
-    """Write the rows of the anchors that rows of runs are compared with, to folders in `target`."""
+    """Write, to folders in `target`, the anchors' rows with which the runs' rows are compared."""
     stored = read_anchors(anchors)
     keys = {anchor_key(row) for row in rows}
     rows_of: dict[str, list[Row]] = {}

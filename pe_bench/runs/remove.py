@@ -60,7 +60,7 @@ def remove_runs(runs: Iterable[Path], results_dir: Path) -> None:
             with locked(run):
                 # A hidden folder is no run: a run that is deleted in part is never read.
                 hidden = run.with_name(f".{run.name}.removed")
-                shutil.rmtree(hidden, ignore_errors=True)  # of an earlier run of this name, killed on the way
+                shutil.rmtree(hidden, ignore_errors=True)  # left by an earlier removal that was killed
                 run.rename(hidden)
             shutil.rmtree(hidden)
     finally:

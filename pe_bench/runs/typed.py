@@ -92,7 +92,7 @@ def record_tag(run: Path, tag: str | None) -> None:
 def tags_of(run: Path) -> list[str]:
     """Return a run's tags, the newest at the end; none if the file is missing or unreadable."""
     from pe_bench.config.schema import NAME
-    from pe_bench.runs.untrusted import read_regular  # with PyYAML, which `--help` should not wait for
+    from pe_bench.runs.untrusted import read_regular  # imports PyYAML, which `--help` should not wait for
 
     with suppress(RunError, OSError, ValueError, RecursionError, TypeError):
         tags = map(str, json.loads(read_regular(run / TAGS)))
@@ -102,7 +102,7 @@ def tags_of(run: Path) -> list[str]:
 
 def recorded_commands(run: Path) -> list[str]:
     """Return a run's commands in the order of their first use; none if the file is missing or unreadable."""
-    from pe_bench.runs.untrusted import read_regular  # with PyYAML, which `--help` should not wait for
+    from pe_bench.runs.untrusted import read_regular  # imports PyYAML, which `--help` should not wait for
 
     with suppress(RunError, OSError, ValueError, RecursionError, TypeError):
         commands = json.loads(read_regular(run / FILE))

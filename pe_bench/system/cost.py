@@ -50,7 +50,7 @@ class Cost:
 
     text: Callable[[int], str]  # returns the text for a number of pieces, such as `6 runs`
     pieces: int = 1
-    ended: int = 0  # pieces
+    ended: int = 0  # the number of pieces that have ended
     is_said: bool = False
 
     def expect(self, seconds: float, cores: int) -> None:

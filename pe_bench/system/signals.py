@@ -42,11 +42,14 @@ INTERRUPTIONS = (Stopped, KeyboardInterrupt)  # any other exception of a user's 
 
 @dataclass
 class StopRequest:
-    """A signal handler that raises `Stopped`, or lets this process finish a step after the first signal."""
+    """A signal handler that raises `Stopped`.
 
-    finishing: bool = False  # a step may be finished
+    While `finishing` is set, the first signal only sets `once`, so that the step can end; the second raises.
+    """
+
+    finishing: bool = False  # the current step may end before `Stopped` is raised
     once: bool = False  # a signal has come
-    first: float = 0.0  # time of the first signal, by a clock that only goes forward
+    first: float = 0.0  # the time of the first signal, by a clock that only goes forward
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         detach_lost_terminal(number)

@@ -34,7 +34,7 @@ LOOPBACK = "127.0.0.1"
 # The seconds in which processes must end by themselves after a failure, and again after a signal.
 END_SECONDS = 5.0
 BEAT_SECONDS = 1.0
-SILENT_SECONDS = 3.0  # without a beat: the process is lost
+SILENT_SECONDS = 3.0  # a process without a beat for so long is lost
 WAY_OUT = "and the others ended: the same command continues from the last checkpoint"
 
 

@@ -162,7 +162,7 @@ class Bench:
         return kept
 
     def _document_levels(self, plan: Plan, scored: Scored) -> np.ndarray:
-        """Return the level of each document, or of parts of documents if these are few."""
+        """Return the bits per byte of each document, or of each part of a document if documents are few."""
         scores = scores_of(plan, self.job.data.validation, scored.nll)
         _, levels = scores.by_cluster()
         return levels

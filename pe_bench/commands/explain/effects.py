@@ -26,7 +26,7 @@ import numpy as np
 from pe_bench.commands.explain.changes import Change
 from pe_bench.report.statistics import CONFIDENCE, MARGIN, Interval, paired_interval
 
-HALF = 0.5  # share of the loss
+HALF = 0.5  # a share of the loss
 # The sentence compares the named change with the best change of each other kind, in all layers together.
 KINDS = (("window",), ("sharpen", "fitted"), ("cut", "no positions", "freeze slow"))
 
@@ -72,7 +72,8 @@ class Effect:
     place: Place
     length: int
     restored: Interval | None = None  # bits per byte, or nats per token where the tokenizer loses text
-    # Restored over lost; None where no loss is sure, and at the training length.
+    # The share of the loss that the change restores; None where no loss is certain, and at the training
+    # length.
     share: Interval | None = None
     reason: str = ""  # why there is no number
 

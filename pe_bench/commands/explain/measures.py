@@ -72,7 +72,7 @@ class LayerMeasure:
     name: str
     layer: int
     length: int
-    mean: float | None = None  # over targets and heads
+    mean: float | None = None  # the mean over targets and heads
     # The change from the training length, query by query; None at the training length.
     change: Interval | None = None
     reason: str = ""  # why there is no number
@@ -156,7 +156,7 @@ def mean_distance(weights: Tensor, distance: Tensor) -> Tensor:
 
 
 def median_of_visible(masked: Tensor) -> Tensor:
-    """Return the median [B, H, Q] of logits [B, H, Q, N], of which hidden keys have minus infinity."""
+    """Return the median [B, H, Q] of logits [B, H, Q, N]; those of hidden keys are minus infinity."""
     visible = masked.masked_fill(masked == float("-inf"), math.nan)
     return visible.nanmedian(-1).values
 

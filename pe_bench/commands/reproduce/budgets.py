@@ -31,25 +31,30 @@ LINEAR = 0.1  # bits per byte, up to which the axis of changes is linear
 WIDTH, PANEL = 6.6, 1.9  # inches, of a panel
 ABOVE, BETWEEN, BELOW = 0.45, 0.75, 0.4  # inches: below the title, between panels, for the note
 UNLEARNED = "*"
-MIN_ORDERED = 3  # encodings, of which an order says something
+MIN_ORDERED = 3  # the fewest encodings whose order says something
 
 
 @dataclass(frozen=True)
 class Budget:
-    """An encoding after some training tokens, in bits per byte; a number that was not scored is None."""
+    """The results of an encoding after a number of training tokens, in bits per byte.
+
+    A number that was not scored is None.
+    """
 
     encoding: str
-    tokens: int  # the tokens of training
+    tokens: int  # the number of training tokens
     seeds: int
     level: float  # the level at the training length
     near: Interval | None  # the change at `NEAR` times the training length
     far: Interval | None  # the change at `FAR` times the training length
     recall: Interval | None  # the change of the recall targets at `NEAR` times the training length
-    swap: Interval | None  # the cost of far text from another document there
-    reads_far: str  # yes, no or unclear: the use of text beyond the training length there; or empty
+    # At `NEAR` times the training length: the cost of far text from another document.
+    swap: Interval | None
+    # At the same length: whether text beyond the training length is used: yes, no, unclear, or empty.
+    reads_far: str
     breaks_at: int | None  # the first length, in tokens, that surely degrades or fails
-    # At its training length it is neither surely worse than a trigram nor no better than token frequencies;
-    # else its changes mean nothing.
+    # At the training length, the models are surely better than token frequencies, and not surely worse than a
+    # trigram; otherwise their changes mean nothing.
     has_learned: bool = True
 
 
@@ -118,8 +123,8 @@ def first_that_reads(budgets: Iterable[Budget]) -> dict[str, int | None]:
 class Agreement:
     """The agreement of two budgets in the order of encodings, by their level at the training length."""
 
-    smaller: int  # training tokens
-    tokens: int
+    smaller: int  # training tokens of the smaller budget
+    tokens: int  # training tokens of the larger budget
     tau: float  # Kendall's tau (1938): 1 for the same order, -1 for the opposite order
     encodings: int  # the number of encodings that have learned at both budgets
 

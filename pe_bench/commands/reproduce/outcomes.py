@@ -117,7 +117,7 @@ def tolerance(level: Level) -> float:
 def compare(
     ours: Iterable[Level], table: Iterable[Level]
 ) -> tuple[list[tuple[Level, Level]], Mapping[str, int]]:
-    """Return our levels with the table's levels that were made alike, and the number of others by reason.
+    """Pair our levels with the table's levels from the same conditions; count the other levels by reason.
 
     Levels that the table lacks are left out.
     """

@@ -38,7 +38,7 @@ class Sweep:
     seeds: int = 0  # 0 for the seeds of the study
     times: float = 1.0  # the training length over that of the study
     task: str = ""  # a task in place of text
-    overrides: list[str] = field(default_factory=list)  # after the overrides of the study
+    overrides: list[str] = field(default_factory=list)  # applied after the overrides of the study
     after: str = ""  # an earlier sweep of one encoding, whose runs are trained further (`train.from`)
     beside: str = ""  # an earlier sweep of one encoding, with whose runs these are compared (`train.beside`)
     # The folder of a Hugging Face model, which is scored and not trained; `encodings` then has its own one.

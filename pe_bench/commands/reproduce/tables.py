@@ -80,6 +80,7 @@ class TableScores:
         return self._difference_of_sums([first], [second])
 
     def answers(self, series: Series, length: int) -> tuple[Interval, TaskVerdict] | None:
+        """Return the share of a task's right examples and the verdict; None without a score."""
         interval = self._difference_of_sums([(series, length, TASK)], []).interval
         if interval is None:
             return None

@@ -131,7 +131,7 @@ def error_share_of_look(seeds: int) -> float:
 
 
 def last_look(seeds: int) -> int:
-    """Return the seeds of the last look at or before this number of seeds; 0 before the first look."""
+    """Return the number of seeds at the last look with at most these seeds; 0 before the first look."""
     return max((look for look in LOOKS if look <= seeds), default=0)
 
 
@@ -268,7 +268,7 @@ def seeds_to_settle(last: Look) -> int | None:
 
 @dataclass
 class _Future:
-    """Simulated futures of a difference, of which each has a true mean and a true variance between seeds."""
+    """Simulated futures of a difference, each with a true mean and a true variance between seeds."""
 
     true_mean: np.ndarray
     true_variance: np.ndarray

@@ -11,11 +11,11 @@ Past the training length: defined, nothing changes.
 Press, Smith, Lewis 2022, "Train Short, Test Long", ICLR, arXiv:2108.12409, section 3 and the
 authors' released code for heads that are not a power of two.
 
-They have no slope_scale. It is for positions that move slowly: He et al. 2024, BiPE, arXiv:2401.16421, take
-96 for numbers of segments. NAPE, Vasylenko et al. 2025, arXiv:2506.16640, is `silent=0.5 slopes=harmonic`:
+`slope_scale` is ours, for positions that grow slowly: He et al. 2024, BiPE, arXiv:2401.16421, take 96 for
+numbers of segments. NAPE, Vasylenko et al. 2025, arXiv:2506.16640, is `silent=0.5 slopes=harmonic`:
 the last half of the heads has no slope, and the other heads have 1, 1/2, 1/3, .., as in their code,
 https://github.com/deep-spin/asentmax. Of an odd number of heads, the larger part has no slope there; here
-half a head is rounded so that the number of heads without a slope is even. With `silent`, the geometric
+half a head is rounded to the even number: 2.5 heads to 2, 3.5 to 4. With `silent`, the geometric
 slopes are those of a model with only the other heads.
 """
 

@@ -46,7 +46,7 @@ class GrapeAP(LayerEncoding):
         require_pairs(width, "encoding.width")
         self.width = width
         self.slopes = nn.Buffer(torch.tensor(alibi_slopes(n_heads)), persistent=False)
-        self.radians = nn.Buffer(torch.ones(width // 2), persistent=False)  # by which a step turns each pair
+        self.radians = nn.Buffer(torch.ones(width // 2), persistent=False)  # each pair's angle per step
         self.weight = random_matrix(n_heads, width, d_model)
 
     def prepare(self, x: Tensor) -> dict[str, Tensor]:
@@ -68,7 +68,7 @@ class GrapeAP(LayerEncoding):
 
         # Keys that other parts of the encoding hide count too: all keys up to the query are here.
         sums = suffix_sums(keys.x.shape[-2], psi, _never_settled)
-        return nn.functional.pad(sums[..., 1:], (0, 1))  # from the key after j on
+        return nn.functional.pad(sums[..., 1:], (0, 1))  # each sum begins at the key after j
 
 
 def _never_settled(sums: Tensor) -> Tensor:

@@ -27,7 +27,7 @@ from torch import Tensor
 from pe_bench.encodings.base import Factor, NotNegative, PositionalEncoding
 from pe_bench.values import Range
 
-Half = Annotated[float, Range(0, 0.5)]  # with more tokens change their order
+Half = Annotated[float, Range(0, 0.5)]  # larger shifts would change the order of tokens
 
 
 class CAPE(PositionalEncoding):

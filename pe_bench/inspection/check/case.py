@@ -108,7 +108,10 @@ class Case:
         return encoding
 
     def nudged(self, nudge: float) -> Composition:
-        """Build the encoding with parameters that are off their initial values, where some have no effect."""
+        """Build the encoding in float64, with parameters moved away from their initial values.
+
+        At their initial values, some parameters have no effect.
+        """
         encoding = self.as_built()
         generator = torch.Generator().manual_seed(6)
         with torch.no_grad():
