@@ -29,7 +29,7 @@ from pe_bench.data.packed import Data, Split
 from pe_bench.data.tokenizer import ByteTokenizer
 from pe_bench.errors import UserError
 from pe_bench.inspection.speed import path_of
-from pe_bench.model import decoder
+from pe_bench.model import layers
 from pe_bench.model.attention import reference_attention
 from pe_bench.model.decoder import build_decoder
 from pe_bench.training.trainer import Trainer
@@ -143,7 +143,7 @@ def with_changed_weights(trainer: Trainer, seed: int) -> Trainer:
 
 @contextmanager
 def reference_alone() -> Iterator[None]:
-    with patch.object(decoder, "attention", reference_attention):
+    with patch.object(layers, "attention", reference_attention):
         yield
 
 

@@ -60,7 +60,7 @@ def check(
     require(bool(names) or everything, "name an encoding, a file.py:Class, or say --all")
     for override in map(parse_override, overrides):
         message = f"check uses its own model: leave out {override}, which is no option of an encoding"
-        require(is_option(override), message)
+        require(is_option(override) or override.key == "modifier", message)
     every = names_in("encoding", config_dir) if everything else []
     print_checks(check_each([*every, *arguments], config_dir), verbose=verbose, as_json=as_json)
 

@@ -111,7 +111,7 @@ def _merge(overrides: Sequence[str], search: Sequence[Path]) -> Any:
         try:
             parsed = OverridesParser.create().parse_overrides(values)
             if not any(override.is_sweep_override() for override in parsed):
-                merged = deepcopy(_merged_files(tuple(choices), _changes_of_files()))
+                merged = deepcopy(_merged_files(tuple(choices), tuple(search), _changes_of_files()))
                 ConfigLoaderImpl._apply_overrides_to_config(parsed, merged)
                 return merged
         except HydraException:
@@ -152,10 +152,11 @@ def _has_file_of(choices: Sequence[str], search: Sequence[Path]) -> bool:
 
 
 @lru_cache(maxsize=64)
-def _merged_files(choices: Sequence[str], changes: Sequence[tuple[str, int]]) -> Any:
+def _merged_files(choices: Sequence[str], search: Sequence[Path], changes: Sequence[tuple[str, int]]) -> Any:
     """Return the chosen shipped files, merged by Hydra.
 
-    changes: only part of the cache's key, from `_changes_of_files`, so that a changed file is read again.
+    search, changes: only part of the cache's key: the folders of `_hydra`, and the result of
+    `_changes_of_files`, so that a changed file is read again.
     """
     from hydra import compose as hydra_compose
 

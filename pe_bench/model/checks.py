@@ -66,7 +66,7 @@ def _saved_names(encoding: nn.Module) -> set[str]:
 # Relative to the largest output. Fast paths may round differently in each row; a leak moves outputs by more.
 TOLERANCE = 1e-4
 MAX_ENDINGS = 16  # second halves of a window, with tokens of the vocabulary
-TOKENS_AT_ONCE = 4096  # tokens in a batch of windows
+TOKENS_AT_ONCE = 1024  # tokens in a batch of windows, as many as a step of training has by default
 TEXTS = 4  # windows
 
 

@@ -45,19 +45,21 @@ def test_what_is_right_and_unclaimed_is_no_failure_and_the_keys_that_a_query_see
         assert finding(find_case(name), "sight").measured.endswith(f"sees {seen}")
 
 
-def test_a_check_computes_with_one_thread_and_leaves_the_number_of_threads(command, monkeypatch) -> None:
-    seen: set[int] = set()
+def test_a_check_takes_a_modifier_and_one_thread_and_leaves_the_number_of_threads(
+    command, monkeypatch
+) -> None:
+    seen: set[tuple[int, str]] = set()
 
     def check_all(case: Case) -> Iterator[tuple[Property, Finding]]:
-        seen.add(torch.get_num_threads())
+        seen.add((torch.get_num_threads(), " ".join(case.encoding.modifiers)))
         yield PROPERTIES[0], Finding("holds", "")
 
     monkeypatch.setattr("pe_bench.inspection.check.check_all", check_all)
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        assert command("check", "rope").code == 0
-        assert seen == {1} and torch.get_num_threads() == 2
+        assert command("check", "rope", "modifier=logn").code == 0
+        assert seen == {(1, "logn")} and torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
 

@@ -131,9 +131,15 @@ def _run_jobs(sweep: Sweep, launcher: Sequence[str]) -> None:
     run = partial(run_job, sweep)
     if launcher:
         call_by_number(sweep.jobs, launcher, run, sweep.path)
-    else:
-        for number in range(sweep.jobs):
+        return
+    errors: list[Exception] = []
+    for number in range(sweep.jobs):
+        try:
             run(number)
+        except Exception as error:
+            errors.append(error)
+    if errors:
+        raise errors[0]
 
 
 def launch_overrides(overrides: Sequence[str], search: Sequence[Path]) -> Summary:

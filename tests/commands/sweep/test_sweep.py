@@ -14,6 +14,7 @@ from filelock import FileLock
 from support.commands import at_work, living, start, write_corpus
 
 from pe_bench.commands.sweep.jobs import DONE, FAILED, Sweep, run_job
+from pe_bench.commands.sweep.run import launch
 from pe_bench.config.sweeps import Planned, planned
 from pe_bench.runs.rows import read_rows
 from pe_bench.training.checkpoint import latest_checkpoint
@@ -109,6 +110,22 @@ def test_a_job_s_file_is_its_configuration_and_one_that_cannot_be_read_fails_alo
     run_job(sweep, 4)
     [state] = sweep.states()
     assert (state.number, state.state) == (4, FAILED) and state.text
+
+
+def test_a_job_that_cannot_start_keeps_no_other_job_from_running(tmp_path, monkeypatch):
+    started: list[int] = []
+
+    def run(sweep: Sweep, number: int) -> None:
+        started.append(number)
+        if number == 1:
+            raise OSError("cannot allocate memory")
+
+    monkeypatch.setattr("pe_bench.commands.sweep.run.run_job", run)
+    text = ["data=files", f"data.path={tmp_path}/corpus", "train.length=32"]
+    jobs = planned(["encoding=rope,nope,alibi", f"results_dir={tmp_path}", *text])
+    summary = launch(jobs)
+    assert started == [0, 1, 2]
+    assert "cannot allocate memory" in summary.problem
 
 
 @each_launcher
