@@ -71,9 +71,8 @@ IN_ONE_PROCESS = ("eval", "probe", "explain", "try", "reproduce", "import", "exp
 class Command(TyperCommand):
     """A command whose help lists `ADVANCED` options under a heading of their own."""
 
-    def format_options(
-        self, ctx: Any, formatter: Any
-    ) -> None:  # Any: classes of click, which typer may contain
+    # Any: classes of click, which typer may contain.
+    def format_options(self, ctx: Any, formatter: Any) -> None:
         plain_options: list[tuple[str, str]] = []
         advanced_options: list[tuple[str, str]] = []
         for param in self.get_params(ctx):

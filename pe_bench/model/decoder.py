@@ -7,6 +7,7 @@ tokens, D model width, H query heads, K head width.
 import copy
 import hashlib
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Self
 
@@ -22,7 +23,7 @@ from pe_bench.model.accelerate import accelerate
 from pe_bench.model.layers import Block, Linear, RMSNorm, TokenLoss
 
 
-class LanguageModel(nn.Module):
+class LanguageModel(nn.Module, ABC):
     """A causal model under an encoding: what scoring reads of a decoder or of a Hugging Face model.
 
     Its layers attend through `pe_bench.model.attention`. Letter: N scored tokens.
@@ -60,12 +61,12 @@ class LanguageModel(nn.Module):
         """Return the reason why this model cannot be scored with a control; empty if it can."""
         return ""
 
+    @abstractmethod
     def hidden(self, tokens_BT: Tensor, ids: Tensor, window: int | None = None, first: int = 0) -> Tensor:
         """Return the normed output of the last layer for the tokens from `first` on, [B, T - first, D].
 
         ids: the encoding's position ids. window: tokens that each query sees at most, in every layer.
         """
-        raise NotImplementedError
 
     def ends(self, tokens_BCT: Tensor, ids: Tensor, first: int) -> Tensor:
         """Return `hidden` of the tokens from `first` on, for C endings of B windows, [B C, T - first, D].
@@ -79,13 +80,13 @@ class LanguageModel(nn.Module):
             outputs.append(self.hidden(tokens_BCT[:, choice], own_ids, None, first))
         return torch.stack(outputs, 1).flatten(0, 1)
 
+    @abstractmethod
     def nll(self, hidden_ND: Tensor, targets_N: Tensor) -> Tensor:
         """Return the negative log-likelihood of each target in nats, float32 [N]."""
-        raise NotImplementedError
 
+    @abstractmethod
     def likeliest(self, hidden_ND: Tensor) -> Tensor:
         """Return the most probable next token of each position, int64 [N]."""
-        raise NotImplementedError
 
     def with_encoding(self, encoding: Composition) -> Self:
         """Return a model with these weights and another encoding. Raise `UserError` if they do not fit."""
@@ -101,6 +102,7 @@ class LanguageModel(nn.Module):
         """Return the encoding that acts in the attention of layer `number`."""
         return self.encoding.layer(number)
 
+    @abstractmethod
     def changed(
         self,
         layers: Mapping[int, LayerEncoding],
@@ -112,7 +114,6 @@ class LanguageModel(nn.Module):
         layers: new encodings, by number of the layer. windows: windows in tokens, by number of the layer.
         parts: the encodings to combine, as in `Composition.changed`.
         """
-        raise NotImplementedError
 
     def part(
         self, numbers: range, inputs: Iterable[Tensor] | None = None, outputs: list[Tensor] | None = None

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 import torch
@@ -51,6 +52,9 @@ class Copying(LanguageModel):
 
     def likeliest(self, hidden_ND: Tensor) -> Tensor:
         return hidden_ND.argmax(-1)
+
+    def changed(self, *changes: object) -> Self:
+        return self  # it has no attention to change
 
     def _logits(self, tokens: list[int], first: int) -> Tensor:
         follower: dict[tuple[int, ...], int] = {}

@@ -3,6 +3,7 @@
 A subclass computes the decay of its states and the values of its gate.
 """
 
+from abc import abstractmethod
 from typing import Literal
 
 import torch
@@ -41,13 +42,13 @@ class DeltaRule(Recurrent):
         self.strength = random_matrix(n_heads, d_model)
         self.norm = nn.Parameter(torch.ones(d_head))
 
+    @abstractmethod
     def log_decay(self, x: Tensor) -> Tensor:
         """Return log decays of the whole state [B, H, T, 1], or of each of its rows [B, H, T, K]."""
-        raise NotImplementedError
 
+    @abstractmethod
     def raw_gate(self, x: Tensor) -> Tensor:
         """Return the gate [B, H, T, K] before its activation."""
-        raise NotImplementedError
 
     def tokens(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> RecurrenceInputs:
         q = self._convolved_and_activated("q", q)

@@ -14,6 +14,7 @@ width of values, G 1 or K: the number of decays of a token.
 """
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -161,14 +162,14 @@ def _pair_products(passed: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
     return decayed_product
 
 
-class Recurrent(LayerEncoding):
+class Recurrent(LayerEncoding, ABC):
     """A layer that reads a state in place of softmax attention; a subclass defines `tokens`."""
 
     per_layer = True
 
+    @abstractmethod
     def tokens(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> RecurrenceInputs:
         """Return the tokens' part in the recurrence, from the input x [B, T, D] and q, k, v [B, H, T, K]."""
-        raise NotImplementedError
 
     def output(self, x: Tensor, read: Tensor) -> Tensor:
         """Return the layer's output [B, H, T, K] from S^T q of each token, `read`."""

@@ -13,6 +13,7 @@ After p-RoPE, `fraction` is the share of the frequencies that are kept; slow fre
 """
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -34,7 +35,7 @@ class Scaled(NamedTuple):
 
 
 @dataclass(eq=False)
-class RopeScaling(Rotary):
+class RopeScaling(Rotary, ABC):
     """RoPE at the frequencies of `scaled`.
 
     Options:
@@ -65,9 +66,9 @@ class RopeScaling(Rotary):
             return self.factor
         return max(1.0, window / self.train_length)
 
+    @abstractmethod
     def scaled(self, window: int) -> Scaled:
         """Return the frequencies and the attention factor for a window of this number of tokens."""
-        raise NotImplementedError
 
     def transform(self, queries: Side, keys: Side) -> tuple[Tensor, Tensor]:
         with queries.x.device:  # `scaled` creates its tensors there: a copy would halt the GPU in every layer
