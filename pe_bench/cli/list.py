@@ -16,7 +16,9 @@ from pe_bench.values import unknown
 Record = Mapping[str, Any]
 MAX_LENGTHS = 3  # the most lengths of a run to show one by one
 ABOUT_STUDIES = (
-    "minutes: an estimate for two cores, and of gpu for one GPU. Start one: pe-bench reproduce STUDY"
+    "minutes: an estimate for two cores, and of gpu for one GPU",
+    "stored: the number of runs whose scores come with pe-bench",
+    "Start one: pe-bench reproduce STUDY",
 )
 
 
@@ -65,7 +67,7 @@ def list_(
         case "runs":
             listing = _runs(results_dir, tag)
         case "studies":
-            listing = _studies(results_dir)
+            listing = _studies()
         case _:
             listing = _configurations(name)
     if as_json:
@@ -159,12 +161,12 @@ def _lengths(record: Record) -> str:
     return ", ".join(map(str, lengths))
 
 
-def _studies(results_dir: Path) -> Listing:
+def _studies() -> Listing:
+    from pe_bench.commands.reproduce.outcomes import stored_runs
     from pe_bench.commands.reproduce.study import read_study, study_names
 
     records = []
     for study in map(read_study, study_names()):
-        done = study.runs if study.picture(results_dir).exists() else 0
-        facts = {"study": study.name, "minutes": study.minutes, "done": done}
+        facts = {"study": study.name, "minutes": study.minutes, "stored": stored_runs(study)}
         records.append(facts | {"runs": study.runs, "question": study.question})
-    return Listing(records, _field_columns("study", "minutes", "done", "runs", "question"), [ABOUT_STUDIES])
+    return Listing(records, _field_columns("study", "minutes", "stored", "runs", "question"), ABOUT_STUDIES)

@@ -56,7 +56,7 @@ def reproduce(
     config_dir DIR: A folder with your study/NAME.yaml and encodings.
 
     Examples:
-      pe-bench reproduce                       # the studies, and which are done
+      pe-bench reproduce                       # the studies, and the runs stored
       pe-bench reproduce alibi --quick         # a toy of it: everything works
       pe-bench reproduce alibi
       pe-bench reproduce budget --stored       # what our own runs say, in seconds
@@ -76,7 +76,7 @@ def reproduce(
     if not names and not (quick or machine or stored or write_table or config_dir):
         from pe_bench.cli.list import list_
 
-        list_("studies", results_dir=results_dir)
+        list_("studies")
         return
     from pe_bench.commands.reproduce.runs import StudyRuns
     from pe_bench.commands.reproduce.study import STDLIB, read_study, study_names

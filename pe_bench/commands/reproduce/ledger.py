@@ -18,7 +18,7 @@ from pe_bench.commands.reproduce.claims import (
     judge_claim,
     series_of,
 )
-from pe_bench.commands.reproduce.outcomes import read_table
+from pe_bench.commands.reproduce.outcomes import stored_levels
 from pe_bench.commands.reproduce.papers import WINDOWS, LedgerClaim, Paper, read_papers
 from pe_bench.commands.reproduce.pieces import StoredPieces
 from pe_bench.commands.reproduce.study import Study, Sweep, read_study, spell_tokens, study_names
@@ -160,10 +160,7 @@ def stored_scores(study: Study) -> Scores | None:
     pieces = StoredPieces(study)
     if pieces.read():
         return Measurements(pieces.folder, pieces.steps())
-    levels = []
-    for level in read_table(study.table):
-        if level["variant"] == "full" and level["data"] != "files":
-            levels.append(level)
+    levels = stored_levels(study)
     return TableScores(levels, study.length) if levels else None
 
 

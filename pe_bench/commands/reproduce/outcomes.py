@@ -157,6 +157,31 @@ def read_table(path: Path) -> list[Level]:
     return []
 
 
+def stored_levels(study: Study) -> list[Level]:
+    """Return the levels in a study's table that its runs in full size have on the study's own text."""
+    levels = []
+    for level in read_table(study.table):
+        if level["variant"] == "full" and level["data"] != "files":
+            levels.append(level)
+    return levels
+
+
+def stored_runs(study: Study) -> int:
+    """Return the number of runs in full size whose levels are in a study's table.
+
+    A Hugging Face model counts once for each encoding that it is scored with, as in `Study.runs`.
+    """
+    checkpoints = {sweep.name for sweep in study.sweeps if sweep.checkpoint}
+    seeds_of_runs: dict[tuple[str, str], int] = {}
+    for level in stored_levels(study):
+        sweep, encoding = level["sweep"], level["encoding"]
+        if sweep not in checkpoints:
+            encoding = encoding.partition(" -> ")[0]
+        key = sweep, encoding
+        seeds_of_runs[key] = max(seeds_of_runs.get(key, 0), int(level["seeds"]))
+    return sum(seeds_of_runs.values())
+
+
 def write_levels(path: Path, levels: Sequence[Level]) -> None:
     """Write levels into a table, in place of those of the same variant and data; others stay."""
     replaced = {key_of(level)[:2] for level in levels}

@@ -139,7 +139,7 @@ class Study:
         return self.path.with_suffix(".csv")
 
     def picture(self, results_dir: Path) -> Path:
-        """Return the path of the study's picture, which is drawn when all runs are done."""
+        """Return the path of the study's picture, which shows the runs that are scored so far."""
         words = [self.name]
         if self.size == "quick":
             words.append("quick")

@@ -155,15 +155,20 @@ def test_an_unknown_encoding_is_refused_before_anything_is_trained(command: Comm
         assert outcome.code == 2 and "did you mean" in outcome.line and not Path("results").exists()
 
 
-def test_reproduce_alone_lists_all_studies_and_which_are_done(command: Command, folder: Path) -> None:
-    picture = read_study("windowed").picture(Path("results"))
+def test_reproduce_alone_lists_all_studies_and_how_many_runs_of_each_are_stored(
+    command: Command, folder: Path
+) -> None:
+    picture = read_study("sizes").picture(Path("results"))
     picture.parent.mkdir(parents=True)
     picture.touch()
     listed = command("reproduce").out
     lines = listed.splitlines()
-    assert [line.split()[0] for line in lines[1:]] == study_names() and max(map(len, lines)) <= 80
-    for name, done in (("windowed", "15"), ("alibi", "0")):
-        assert next(line for line in lines if line.startswith(name)).split()[2] == done
+    studies = study_names()
+    assert [line.split()[0] for line in lines[1 : len(studies) + 1]] == studies and max(map(len, lines)) <= 80
+    counts = {line.split()[0]: line.split()[2:4] for line in lines[1 : len(studies) + 1]}
+    assert counts["windowed"] == ["15", "15"] and counts["real"] == ["7", "7"]
+    assert counts["sizes"][0] == "0", "a picture says nothing of stored runs"
+    assert all(int(stored) <= int(runs) for stored, runs in counts.values())
     assert command("list", "studies").out == listed
 
 
