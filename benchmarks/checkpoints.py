@@ -2,8 +2,9 @@
 
     python benchmarks/checkpoints.py 8192 32768 --window 1024
     python benchmarks/checkpoints.py 2048 8192 --precision bfloat16
+    python benchmarks/checkpoints.py 2048 8192 --precision bfloat16 --model FOLDER
 
-A random model of 110 million parameters is made in a temporary folder. Each measurement has a process of its
+Without `--model`, a random model of 110 million parameters is made in a temporary folder. Each measurement has a process of its
 own: one window, and the NLL of its last 32 targets. The two ways take turns. Printed are the medians of all
 rounds, and the most memory that a process held while it scored, weights and libraries included. `--window` is
 for a model with sliding-window layers, for which transformers makes a mask of length x length.
@@ -48,6 +49,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("lengths", type=int, nargs="+")
+    parser.add_argument("--model", help="a folder with a Hugging Face model")
     parser.add_argument("--window", type=int)
     parser.add_argument("--layers", type=int, default=SIZES["num_hidden_layers"])
     parser.add_argument("--precision", choices=["float32", "bfloat16"], default="float32")
@@ -63,11 +65,12 @@ def main() -> None:
     versions = f"Python {platform.python_version()}, torch {torch.__version__}"
     print(f"{versions}, {asked.threads} threads, {asked.precision}")
     with tempfile.TemporaryDirectory() as folder:
-        write_model(Path(folder), asked.window, asked.layers)
+        if asked.model is None:
+            write_model(Path(folder), asked.window, asked.layers)
         print(f"{'length':>8} {'way':>14} {'seconds':>9} {'cpu s':>9} {'MB':>8} {'nll':>10}")
         for length in asked.lengths:
             rounds = [
-                {way: run_child(folder, way, length, asked) for way in WAYS} for _ in range(asked.rounds)
+                {way: run_child(asked.model or folder, way, length, asked) for way in WAYS} for _ in range(asked.rounds)
             ]
             for way in WAYS:
                 found = {name: median(one[way][name] for one in rounds) for name in rounds[0][way]}
