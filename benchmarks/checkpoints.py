@@ -4,10 +4,11 @@
     python benchmarks/checkpoints.py 2048 8192 --precision bfloat16
     python benchmarks/checkpoints.py 2048 8192 --precision bfloat16 --model FOLDER
 
-Without `--model`, a random model of 110 million parameters is made in a temporary folder. Each measurement has a process of its
-own: one window, and the NLL of its last 32 targets. The two ways take turns. Printed are the medians of all
-rounds, and the most memory that a process held while it scored, weights and libraries included. `--window` is
-for a model with sliding-window layers, for which transformers makes a mask of length x length.
+Without `--model`, a random model of 110 million parameters is made in a temporary folder. Each measurement
+has a process of its own: one window, and the NLL of its last 32 targets. The two ways take turns. Printed are
+the medians of all rounds, and the most memory that a process held while it scored, weights and libraries
+included. `--window` is for a model with sliding-window layers, for which transformers makes a mask of length
+x length.
 """
 
 import argparse
@@ -70,7 +71,8 @@ def main() -> None:
         print(f"{'length':>8} {'way':>14} {'seconds':>9} {'cpu s':>9} {'MB':>8} {'nll':>10}")
         for length in asked.lengths:
             rounds = [
-                {way: run_child(asked.model or folder, way, length, asked) for way in WAYS} for _ in range(asked.rounds)
+                {way: run_child(asked.model or folder, way, length, asked) for way in WAYS}
+                for _ in range(asked.rounds)
             ]
             for way in WAYS:
                 found = {name: median(one[way][name] for one in rounds) for name in rounds[0][way]}
