@@ -21,7 +21,7 @@ from interleaved import interleaved, print_table
 
 from pe_bench.config.schema import Config
 from pe_bench.encodings.spec import EncodingSpec
-from pe_bench.inspection.resolve import resolve_timed
+from pe_bench.inspection.resolve import encodings_to_time
 from pe_bench.inspection.speed import (
     BYTES,
     FACTS,
@@ -70,10 +70,10 @@ class TrainingPass:
 
 def rows_of(words: list[str], lengths: list[int], repeats: int | None) -> Iterator[Row]:
     for length in lengths:
-        _, [reference, *_] = resolve_timed(["nope", *(word for word in words if "=" in word)])
+        _, [reference, *_] = encodings_to_time(["nope", *(word for word in words if "=" in word)])
         windows = max(1, reference.config.train.batch_tokens // length)
         size = [f"train.length={length}", f"train.batch_tokens={windows * length}"]
-        setting, subjects = resolve_timed([*words, *size])
+        setting, subjects = encodings_to_time([*words, *size])
         config = subjects[0].config
         threads, device = set_threads(config.threads), resolve_device(config.device)
         dtype = str(resolve_precision(config.precision, device)).removeprefix("torch.")
@@ -142,7 +142,7 @@ def main() -> None:
     if options.product:
         longest = max(row["length"] for row in rows)
         settings = [word for word in options.words if "=" in word]
-        _, [nope, *_] = resolve_timed(["nope", *settings, f"train.length={longest}", "train.steps=1"])
+        _, [nope, *_] = encodings_to_time(["nope", *settings, f"train.length={longest}", "train.steps=1"])
         print_shares([row for row in rows if row["length"] == longest], nope.config, options.product)
 
 

@@ -283,11 +283,11 @@ def speed(
       pe-bench speed lm_infinite encoding.window=64 threads=1
       pe-bench speed my.py:MyEncoding
     """
-    from pe_bench.inspection.resolve import resolve_timed
+    from pe_bench.inspection.resolve import encodings_to_time
 
     sizes = sorted(set(parse_lengths(lengths)))
     require(sizes[0] > 1, f"--lengths takes lengths of at least 2 tokens, and {sizes[0]} is shorter")
-    setting, subjects = resolve_timed(arguments, config_dir)
+    setting, subjects = encodings_to_time(arguments, config_dir)
     config = subjects[0].config
     file = check_folder(config.results_dir, "results_dir", is_written=True) / "speed.csv"
     from pe_bench.inspection.speed import FACTS, Bench, grid_of, texts_of, write_rows

@@ -44,7 +44,7 @@ def evaluate(
       pe-bench eval hf:FOLDER data=files data.path=texts --lengths 4096 --with yarn
       pe-bench eval hf:A hf:B data.path=texts --lengths 4096 --baseline hf:A
     """
-    from pe_bench.cli.tables import print_scored, scored_alone, scored_together
+    from pe_bench.cli.tables import print_scored, scored_run, scored_together
     from pe_bench.commands.sweep.show import SweepTable
     from pe_bench.runs.find import is_checkpoint
 
@@ -61,7 +61,7 @@ def evaluate(
     by = ("model",) if sum(map(is_checkpoint, runs)) > 1 else ()
     lengths = scored[0].lengths if scored else ()
     together = scored_together(SweepTable(compared, list(hashes), None), lengths, by=by, baseline=baseline)
-    print_scored("eval", [*map(scored_alone, alone), *together], failures, as_json=as_json)
+    print_scored("eval", [*map(scored_run, alone), *together], failures, as_json=as_json)
     _raise_failures(failures)
 
 
@@ -94,9 +94,9 @@ def probe(
 
     scored, failures = _score_named(Probing, runs, where, everything, options)
     if options["task"] is not None:
-        from pe_bench.cli.tables import print_scored, scored_alone
+        from pe_bench.cli.tables import print_scored, scored_run
 
-        print_scored("probe", map(scored_alone, scored), failures, as_json=as_json)
+        print_scored("probe", map(scored_run, scored), failures, as_json=as_json)
     elif scored:
         _print_probes(scored, failures, options["results_dir"], as_json=as_json)
     _raise_failures(failures)

@@ -31,7 +31,7 @@ class Scored(NamedTuple):
     runs: Sequence[Path]
 
 
-def scored_alone(run: "Run") -> Scored:
+def scored_run(run: "Run") -> Scored:
     """Return a run with its table, or with several tables if its rows are not comparable."""
     return Scored(run_tables(run.scored, run.path, run.margin, run.lengths), [run.path])
 

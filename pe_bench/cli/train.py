@@ -67,9 +67,9 @@ def train(
         _train_many(overrides, config_dir, as_json=as_json)
     else:
         run = api.train(*overrides, config_dir=config_dir)
-        from pe_bench.cli.tables import print_quick, print_scored, scored_alone
+        from pe_bench.cli.tables import print_quick, print_scored, scored_run
 
-        part = scored_alone(run)
+        part = scored_run(run)
         if QUICK in overrides and not as_json and not run.failure:
             print_quick([part])
         else:

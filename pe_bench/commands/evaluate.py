@@ -1,4 +1,4 @@
-"""`eval` and `probe`: score runs and Hugging Face models, and return runs with the rows of the call."""
+"""`eval` and `probe`: score runs and Hugging Face models, and return runs with the rows that were scored."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -72,7 +72,10 @@ class Run(RunFolder):
     """
 
     def __init__(self, path: Path, scored: Sequence[Row], margin: float, lengths: Sequence[int] = ()) -> None:
-        """scored: the rows of the call. margin: the margin for verdicts. lengths: the lengths in the call."""
+        """path: the run's folder. scored: the rows that this command scored. margin: the margin for verdicts.
+
+        lengths: the lengths that the command was asked for; empty if it chose them itself.
+        """
         super().__init__(path)
         self.scored = list(scored)
         self.margin = margin

@@ -88,7 +88,7 @@ def export_checkpoint(text: str, scaling: str, folder: Path, results_dir: Path) 
     length = config.trained_length
     first_ids = config.checkpoint.first_token_ids
     opened = open_checkpoint(source, load_config(source), length, first_ids, torch.float32, plain=False)
-    why = opened.model.fixed_encoding
+    why = opened.model.why_encoding_stays
     require(not why, f"{source.name} {why}, so --with has nothing to replace")
     config = replace(config, encoding=opened.encoding, model=opened.size)
     others = find_others(read_with([scaling]), source.name, config)

@@ -182,7 +182,7 @@ def _open_replaceable(config: Config, source: Source) -> Opened:
     first_ids = config.checkpoint.first_token_ids
     length = config.trained_length
     opened = open_checkpoint(source, load_config(source), length, first_ids, torch.float32, plain=False)
-    why = opened.model.fixed_encoding
+    why = opened.model.why_encoding_stays
     require(not why, f"{source.name} {why}, so --with has nothing to replace")
     return opened
 

@@ -196,7 +196,7 @@ def _checked_override(text: str, search: Sequence[Path]) -> Override:
 
 
 def _with_counts(override: Override) -> Override:
-    """Return an override of a number of tokens with 128k and 1M written out as 128000 and 1000000."""
+    """Write out the value of a key that counts tokens, 128k as 128000; other overrides stay."""
     if override.value is None or not COUNT_KEY.fullmatch(override.key):
         return override
     counted = COUNT.sub(lambda match: str(read_count(match[1])), override.value)

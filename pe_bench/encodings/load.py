@@ -78,7 +78,7 @@ def find_code(specification: str, search: Sequence[Path] = ()) -> Code:
     if loaded is None:
         return Code(encoding_class, Path(inspect.getfile(encoding_class)))
     _refuse_no_hook(encoding_class)
-    check_declared(encoding_class)
+    check_declarations(encoding_class)
     path = loaded.tree.path
     files = covered_files(path, loaded.tree.opened)
     only_opened = {*files} - {*sources(path)}
@@ -86,7 +86,7 @@ def find_code(specification: str, search: Sequence[Path] = ()) -> Code:
     return Code(encoding_class, path, loaded.sha256, tuple(files), tuple(opened))
 
 
-def check_declared(encoding: EncodingClass | LayerEncoding | PositionalEncoding) -> None:
+def check_declarations(encoding: EncodingClass | LayerEncoding | PositionalEncoding) -> None:
     """Raise `UserError` if a declaration of an encoding or its class has a wrong type or an unknown name."""
     name = getattr(encoding, "__name__", type(encoding).__name__)
     claims, past = encoding.claims, encoding.past_training

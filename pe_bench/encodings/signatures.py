@@ -141,7 +141,7 @@ def _parse_source(file: Path, changed: int) -> ast.Module:
 
 
 def _find_class(name: str, file: Path) -> tuple[ast.ClassDef, Path]:
-    """Return the definition of a class, and its file: also a file that the class is imported from."""
+    """Return the definition of a class and the file that has it: this file, or one that it imports from."""
     for node in ast.walk(_parse_source(file, file.stat().st_mtime_ns)):  # outer definitions come first
         if isinstance(node, ast.ClassDef) and node.name == name:
             return node, file

@@ -9,7 +9,7 @@ from typing import Any, get_type_hints
 
 from pe_bench.encodings.base import LayerEncoding, Layers, NestedEncoding, PositionalEncoding
 from pe_bench.encodings.compose import Composition
-from pe_bench.encodings.load import BUILT_IN, Code, EncodingClass, check_declared, check_walks, find_code
+from pe_bench.encodings.load import BUILT_IN, Code, EncodingClass, check_declarations, check_walks, find_code
 from pe_bench.encodings.signatures import MISSING, NOT_OPTIONS, SIZES, argument_of, options_of
 from pe_bench.encodings.source import digest, named_files
 from pe_bench.errors import UserError, first_line, require
@@ -130,7 +130,7 @@ class PartSpec:
             require(isinstance(part, encoding), message)
             message = f"{name}.__init__ must call super().__init__() before all else"
             require("_modules" in vars(part), message)
-            check_declared(part)
+            check_declarations(part)
             check_walks(part)
         return Layers(built_parts) if is_layer_encoding else built_parts[0]
 

@@ -86,7 +86,7 @@ class CheckpointModel(LanguageModel):
         return other
 
     @property
-    def fixed_encoding(self) -> str:
+    def why_encoding_stays(self) -> str:
         if self.state is None:
             return "is scored as it is, with transformers' attention"
         return "" if self.is_neutral else "rotates its queries and keys in a way that pe-bench does not know"

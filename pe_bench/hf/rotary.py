@@ -112,7 +112,7 @@ def _cosines_and_sines(output: Any) -> tuple[Tensor, Tensor]:
 
 @contextmanager
 def recorded(model: nn.Module, calls: dict[tuple[Any, ...], RotaryCall]) -> Iterator[None]:
-    """Within the context, record the last call of each kind of the model's rotary modules in `calls`."""
+    """Within the context, record in `calls` the last call of each rotary module with each layer type."""
 
     def record_call(module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any], _: Any) -> None:
         if any(map(_is_positions, (*arguments, *named.values()))):

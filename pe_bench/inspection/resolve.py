@@ -93,7 +93,7 @@ def resolve(arguments: Sequence[str], search: Sequence[Path] = ()) -> list[Resol
     return subjects
 
 
-def resolve_timed(
+def encodings_to_time(
     arguments: Sequence[str], search: Sequence[Path] = ()
 ) -> tuple[str, list[ResolvedEncoding]]:
     """Return the overrides for a table's title, and the encodings to time, the reference first.

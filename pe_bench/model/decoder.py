@@ -41,7 +41,7 @@ class LanguageModel(nn.Module, ABC):
 
     @property
     def has_parts(self) -> bool:
-        """Return true if `part` can compute some of the layers."""
+        """Return true if `part` can make a model of some of the layers."""
         return False
 
     @property
@@ -53,7 +53,7 @@ class LanguageModel(nn.Module, ABC):
         return sum(parameter.numel() for parameter in self.parameters())
 
     @property
-    def fixed_encoding(self) -> str:
+    def why_encoding_stays(self) -> str:
         """Return the reason why the model's encoding cannot be replaced; empty if it can."""
         return ""
 

@@ -210,7 +210,7 @@ def _blocks_that_fit(grid: Grid, width: int) -> list[Grid]:
 
 
 def _column_lines(grid: Grid) -> list[list[str]]:
-    """Return the lines of each column: heading and texts, with marks or blanks of their width after numbers.
+    """Return the lines of each column: heading and texts; after a number its mark, or a blank in place of it.
 
     Lines aligned to the right are padded here, because rich strips blanks from ends of texts.
     """

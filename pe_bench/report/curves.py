@@ -223,7 +223,7 @@ def _change_point(record: Record, change: float) -> Point:
 
 
 def _is_comparable(record: Record, table: Table) -> bool:
-    """Return whether a record's change may be drawn: it has no targets, or those of the curve."""
+    """Return true if a record's change belongs to a table's curve: it has no targets, or the curve's own."""
     target_hash = record.compared.target_hash
     return not target_hash or table.is_drawn(record, target_hash)
 

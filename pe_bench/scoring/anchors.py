@@ -174,9 +174,10 @@ def fit_anchors(data: Data, train: TrainConfig, seed: int) -> Anchors:
 
 
 def copying_weights(windows: np.ndarray) -> np.ndarray:
-    """Return the share of right copied tokens for each length of the match, in windows [windows, tokens].
+    """Return how far to trust a copied token, by the length of the match before it [lengths].
 
-    The share of a rare length leans towards one half.
+    The token after the longest earlier match of the text is copied. Its weight is the share of windows
+    [windows, tokens] in which the copy is right, smoothed towards one half for a rare length.
     """
     copied, matched = longest_matches(windows, 0)
     lengths = matched.ravel()

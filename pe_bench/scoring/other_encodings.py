@@ -153,7 +153,7 @@ def models_under(job: Job, replacements: Sequence[OtherEncoding]) -> list[Langua
 
 def require_replaceable(job: Job) -> None:
     """Raise `UserError` for a model whose encoding cannot be replaced."""
-    why = job.model.fixed_encoding
+    why = job.model.why_encoding_stays
     require(not why, f"{job.config.model.name} {why}, so --with has nothing to replace: leave --with out")
 
 

@@ -60,7 +60,7 @@ def tokens_without_query(window: Window) -> int:
 
 @dataclass
 class Scorer:
-    """A model that scores plans; it keeps scores that later plans can reuse in part."""
+    """A model, and the text whose targets it scores; it keeps scores of windows that later plans share."""
 
     model: LanguageModel
     split: Split

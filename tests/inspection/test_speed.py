@@ -13,7 +13,7 @@ from support.shown import ROOT_BIAS
 import pe_bench.model.attention
 from pe_bench.encodings.scalings.longrope import LongRoPE
 from pe_bench.inspection import speed
-from pe_bench.inspection.resolve import resolve, resolve_timed
+from pe_bench.inspection.resolve import encodings_to_time, resolve
 from pe_bench.inspection.speed import COLUMNS, ScoringPass, grid_of, numbers_of, time_pass
 from pe_bench.render import grid
 
@@ -40,9 +40,9 @@ def test_without_names_every_encoding_is_meant_and_arguments_of_the_environment_
     folder, monkeypatch
 ):
     monkeypatch.setattr("pe_bench.inspection.resolve.names_in", lambda group, search: ["alibi", "nope"])
-    assert [subject.name for subject in resolve_timed(["threads=1"])[1]] == ["nope", "alibi"]
+    assert [subject.name for subject in encodings_to_time(["threads=1"])[1]] == ["nope", "alibi"]
     monkeypatch.setenv("PE_BENCH_OVERRIDES", "model.d_model=16 eval.targets=6")
-    setting, (reference, rope) = resolve_timed(["rope", "model.d_ff=24", "base=500", "threads=1"])
+    setting, (reference, rope) = encodings_to_time(["rope", "model.d_ff=24", "base=500", "threads=1"])
     assert setting == "model.d_model=16 eval.targets=6 model.d_ff=24"
     assert (reference.config.model.d_model, rope.config.model.d_ff) == (16, 24)
 

@@ -119,7 +119,7 @@ class Bench:
         return self._document_levels(plan, scored)
 
     def levels(self, model: LanguageModel, length: int) -> np.ndarray:
-        """Return a changed model's level of each document, or of parts of documents if these are few.
+        """Return a changed model's loss in bits per byte on each document, or on parts of few documents.
 
         The layers below the first changed layer have the outputs of the unchanged model, so they are computed
         once for all models with this first changed layer.

@@ -109,7 +109,7 @@ class Entry:
 
 
 class Ledger:
-    """All papers with their entries."""
+    """All papers, each with its claims and their outcomes."""
 
     def __init__(self) -> None:
         self._studies = {name: read_study(name) for name in study_names()}

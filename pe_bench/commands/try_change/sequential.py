@@ -253,8 +253,8 @@ def seeds_to_settle(last: Look) -> int | None:
     returned look, two of three such tries are settled.
     """
     random = np.random.default_rng(0)
-    at_training = _Future.after(last.at_training, PRIOR_AT_TRAINING, random)
-    at_longest = _Future.after(last.at_longest, PRIOR_AT_LONGEST, random)
+    at_training = _Futures.after(last.at_training, PRIOR_AT_TRAINING, random)
+    at_longest = _Futures.after(last.at_longest, PRIOR_AT_LONGEST, random)
     is_settled = np.zeros(FUTURES, bool)
     for seeds in LOOKS:
         if seeds <= last.seeds:
@@ -267,8 +267,8 @@ def seeds_to_settle(last: Look) -> int | None:
 
 
 @dataclass
-class _Future:
-    """Simulated futures of a difference, each with a true mean and a true variance between seeds."""
+class _Futures:
+    """Simulated differences of further seeds: each future has a true mean and a variance between seeds."""
 
     true_mean: np.ndarray
     true_variance: np.ndarray
@@ -279,7 +279,7 @@ class _Future:
     random: np.random.Generator
 
     @classmethod
-    def after(cls, now: Difference, prior: Prior, random: np.random.Generator) -> "_Future":
+    def after(cls, now: Difference, prior: Prior, random: np.random.Generator) -> "_Futures":
         """Draw the true means and variances of futures that the seeds so far allow."""
         seeds = now.own_freedom + 1
         own = np.full(FUTURES, now.own_error**2 * seeds)

@@ -28,7 +28,7 @@ BASE = 10_000.0
 class Sandwich(LayerEncoding):
     """Options:
 
-    width: of the sinusoids, whatever that of the model
+    width: width of the sinusoids, independent of the model's width
     """
 
     def __init__(self, n_heads: int, width: int = 128):

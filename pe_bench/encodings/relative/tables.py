@@ -31,5 +31,5 @@ class Relative(LayerEncoding, ABC):
         """Return the tables for positions 0, 1, 2, ..."""
 
     def has_tables(self) -> bool:
-        """Return true if the class itself defines `tables`; inherited tables would miss its other hooks."""
+        """Return true if the class itself defines `tables`: inherited ones would ignore its other hooks."""
         return "tables" in vars(type(self))

@@ -34,10 +34,10 @@ from pe_bench.errors import require
 class FoPE(LayerEncoding):
     """Options:
 
-    train_length: pairs that make a full turn within it have a position
-    base: of the geometric frequencies
-    gain: how far the series are from one frequency each
-    padded_sine: of the pairs without a position; 1 as in the authors' code
+    train_length: pairs of features that make a full turn within this many tokens are rotated
+    base: base of the geometric frequencies
+    gain: size of the further frequencies that are added to each pair's own
+    padded_sine: sine for pairs that are not rotated; 1 as in the authors' code
     """
 
     claims = frozenset({"prefix_consistent"})

@@ -192,7 +192,7 @@ def mask_of_window(tokens: int, window: int, device: torch.device) -> BlockMask:
 
 
 def mask_of_tiles(encoding: LayerEncoding, queries: Side, keys: Side, window: int | None) -> BlockMask:
-    """Return the mask of any `visible`, with a tile for each mixed block.
+    """Return the mask of an encoding with any `visible`: blocks, and a tile for each partly visible block.
 
     `visible` is called for chunks of queries, because all pairs at once need too much memory.
     """

@@ -163,7 +163,10 @@ def _add_null(null_logit: Tensor, output: Tensor, normalizers: Tensor) -> None:
 
 
 def _log_sum_exp(normalizers: Tensor) -> Tensor:
-    """Return the log-sum-exp [B, H, T, 1] of the logits."""
+    """Return the log-sum-exp [B, H, T, 1] of the logits.
+
+    normalizers: each query's largest logit, and one over its sum of exponentials [2, B, H, T].
+    """
     largest, inverse_sum = normalizers
     return (largest - inverse_sum.log()).unsqueeze(-1)
 
