@@ -58,7 +58,10 @@ def test_a_check_takes_a_modifier_and_one_thread_and_leaves_the_number_of_thread
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        assert command("check", "rope", "modifier=logn").code == 0
+        checked = command("check", "rope", "yarn", "factor=4", "modifier=logn")
+        assert (
+            checked.code == 0 and "\nrope+logn " in checked.out and "\nyarn+logn factor=4.0 " in checked.out
+        )
         assert seen == {(1, "logn")} and torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
