@@ -80,7 +80,7 @@ def choose(encoding: LayerEncoding, q: Tensor, position: Tensor, window: int | N
     if encoding.overrides("attend"):
         return RECURRENT
     if q.shape[-2] < position.shape[-1]:
-        return REFERENCE
+        return path_of_last_queries(encoding, q)
     if q.device.type == "cuda" and can_flex(encoding, q, position):
         is_plain = window is None and not encoding.overrides(*FLEX_HOOKS)
         return FUSED if is_plain else FLEX
@@ -103,6 +103,17 @@ def choose(encoding: LayerEncoding, q: Tensor, position: Tensor, window: int | N
     if native:
         return NATIVE
     return REFERENCE if is_learning(encoding, q) else DISTANCE
+
+
+def path_of_last_queries(encoding: LayerEncoding, q: Tensor) -> AttentionPath:
+    """Return the path for queries of the last tokens alone.
+
+    For a few queries at a time, the reference copies all keys. PyTorch's kernel reads them in place.
+    """
+    is_plain = encoding.overrides("terms") or not encoding.overrides("scores")
+    is_scoring = q.device.type == "cpu" and not torch.is_grad_enabled()
+    can_fuse = is_plain and not encoding.overrides(*UNFUSED)
+    return CHUNK if is_scoring and can_fuse else REFERENCE
 
 
 def is_native(q: Tensor) -> bool:

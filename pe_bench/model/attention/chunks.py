@@ -31,13 +31,15 @@ def fused_chunk_attention(
 ) -> Tensor:
     """Compute attention for a window, and for encodings that hide keys, add a bias or have `terms` of scores.
 
-    Queries are computed in chunks, the last chunk first.
+    Queries are computed in chunks, the last chunk first. q may be of the last tokens alone.
     """
     queries, keys = project(encoding, x, q, k, position)
+    tokens = k.shape[-2]
+    before = tokens - q.shape[-2]  # tokens without a query
     outputs = []
     # The last chunks, which see the most keys, come first: later chunks fit into their memory.
-    for start, stop, ranges in reversed(_chunks(encoding, q, window)):
-        asking = select_tokens(queries, range(start, stop))
+    for start, stop, ranges in reversed(_chunks(encoding, q, range(before, tokens), window)):
+        asking = select_tokens(queries, range(start - before, stop - before))
         seen = select_tokens(keys, *ranges)
         values = select_ranges(v, ranges, -2)
         outputs.append(_attend_chunk(encoding, asking, seen, values, window))
@@ -45,14 +47,19 @@ def fused_chunk_attention(
     return torch.cat(outputs, -2)
 
 
-def _chunks(encoding: LayerEncoding, q: Tensor, window: int | None) -> list[tuple[int, int, list[range]]]:
-    """Return the first query of each chunk, the end of the chunk, and the ranges of its visible keys."""
+def _chunks(
+    encoding: LayerEncoding, q: Tensor, rows: range, window: int | None
+) -> list[tuple[int, int, list[range]]]:
+    """Return the first query of each chunk, the end of the chunk, and the ranges of its visible keys.
+
+    rows: the indices of the queries.
+    """
     is_biased = encoding.overrides("bias", "distance_bias")
-    batch, heads, tokens, _ = q.shape
+    batch, heads, _, _ = q.shape
     chunks = []
-    start = 0
-    while start < tokens:
-        stop = min(start + CHUNK_QUERIES, tokens)
+    start = rows.start
+    while start < rows.stop:
+        stop = min(start + CHUNK_QUERIES, rows.stop)
         ranges = ranges_in(encoding, start, stop, window)
         key_count = sum(map(len, ranges))
         fitting = CHUNK_ELEMENTS // (batch * heads * key_count)
