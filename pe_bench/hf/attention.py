@@ -32,6 +32,7 @@ WITHOUT_EFFECT = frozenset(
     | {"output_router_logits", "return_dict", "is_causal", "dropout", "sliding_window"}
 )
 
+KeysValues = tuple[Tensor, Tensor]  # the keys and the values of a layer, each [B, G, T, K]
 # Indices of batch, head, query and key to whether the key is seen.
 MaskFunction = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
@@ -138,8 +139,8 @@ class PassState:
     is_neutral: bool = False  # the model's own rotation is undone
     # If set, layers only store their arguments, and return v instead of attending.
     captured: dict[int, AttentionArguments] | None = None
-    kept: dict[int, tuple[Tensor, Tensor]] | None = None  # if set, layers store their keys and values
-    before: Mapping[int, tuple[Tensor, Tensor]] = field(default_factory=dict)  # keys and values of a prefix
+    kept: dict[int, KeysValues] | None = None  # if set, layers store their keys and values
+    before: Mapping[int, KeysValues] = field(default_factory=dict)  # of the tokens that were fed before
 
 
 def register() -> None:
@@ -176,12 +177,12 @@ def attend(
     require(not unknown, message)
     state: PassState = module._pe_bench  # pyright: ignore[reportAssignmentType]
     number: int = module.layer_idx  # pyright: ignore[reportAssignmentType]
-    if state.kept is not None:
-        state.kept[number] = key, value
     if number in state.before:
         earlier_key, earlier_value = (x.expand(len(query), -1, -1, -1) for x in state.before[number])
         key = torch.cat([earlier_key, key], 2)
         value = torch.cat([earlier_value, value], 2)
+    if state.kept is not None:
+        state.kept[number] = key, value
     group = query.shape[1] // key.shape[1]
     if group > 1:
         key = key.repeat_interleave(group, 1)

@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,7 @@ from torch.nn import functional
 from pe_bench.encodings.base import LayerEncoding, LengthError, PositionalEncoding
 from pe_bench.encodings.compose import Composition, stack
 from pe_bench.errors import RunError, first_line, require
-from pe_bench.hf.attention import FIRST_TOKENS, FirstAndLatest, PassMask, PassState
+from pe_bench.hf.attention import FIRST_TOKENS, FirstAndLatest, KeysValues, PassMask, PassState
 from pe_bench.model.decoder import LanguageModel
 from pe_bench.model.layers import LOGIT_ELEMENTS
 from pe_bench.system.machine import is_out_of_memory
@@ -29,6 +29,20 @@ FEW_TOKENS = 8  # the length of a text that shows whether layers can be computed
 FEEDFORWARD_NAMES = ("mlp", "feed_forward", "ffn")
 
 
+class Text(NamedTuple):
+    """A text that a model has read, with the keys and values [1, G, T, K] of each layer."""
+
+    tokens: Tensor  # [T]
+    keys_values: Mapping[int, KeysValues]
+
+    def first(self, count: int) -> dict[int, KeysValues]:
+        """Return the keys and values of the first tokens."""
+        first = {}
+        for number, (key, value) in self.keys_values.items():
+            first[number] = key[:, :, :count], value[:, :, :count]
+        return first
+
+
 class CheckpointModel(LanguageModel):
     """A model of transformers whose layers use our attention, or their own."""
 
@@ -38,6 +52,7 @@ class CheckpointModel(LanguageModel):
     max_positions: int | None = None  # rows of its table of positions; None without a table
     without_attention: int = 0  # number of layers
     shares_prefix: bool = True  # endings may be fed after a kept prefix
+    text: Text | None = None  # the last text with endings
     computes_in_parts: bool | None = None  # the value of `has_parts`; None before the first use
 
     def __init__(
@@ -103,13 +118,8 @@ class CheckpointModel(LanguageModel):
         if self.takes_positions:
             ids_BT = ids if ids.dim() == 2 else ids[None]
             arguments["position_ids"] = ids_BT.expand(len(tokens_BT), -1)
-        if self.state is not None:
-            self.state.layers = [self.layer(number) for number in range(self.n_layers)]
-            self.state.ids = ids
-            self.state.window = window
-            self.state.is_neutral = self.is_neutral
         try:
-            with self._skipping_other_layers():
+            with self._setting_state(ids, window), self._skipping_other_layers():
                 return self.trunk(**arguments)[0][:, first:]
         except (IndexError, RuntimeError) as error:
             if is_out_of_memory(error):
@@ -117,9 +127,29 @@ class CheckpointModel(LanguageModel):
             last = int(ids.max())  # at a length that the model was trained at, the length is not the reason
             kind = LengthError if last >= self.train_length else RunError
             raise kind(f"the model cannot compute position {last}: {first_line(error)}") from error
+
+    @contextmanager
+    def _setting_state(
+        self, ids: Tensor, window: int | None = None, before: Mapping[int, KeysValues] | None = None
+    ) -> Iterator[None]:
+        """Within the context, our attention has this model's encoding: other models share the modules.
+
+        ids: of the whole text. before: keys and values of the tokens that are not fed again.
+        """
+        state = self.state
+        if state is None:
+            yield
+            return
+        state.before = before or {}
+        state.layers = [self.layer(number) for number in range(self.n_layers)]
+        state.ids = ids
+        state.window = window
+        state.is_neutral = self.is_neutral
+        try:
+            yield
         finally:
-            if self.state is not None:
-                self.state.is_neutral = False
+            state.is_neutral = False
+            state.before = {}
 
     def _require_in_table(self, last: int, size: int) -> None:
         if last >= size:
@@ -196,10 +226,16 @@ class CheckpointModel(LanguageModel):
         if self.outputs is not None:
             self.outputs.append(output)
 
+    @property
+    def reads_alike_texts_once(self) -> bool:
+        return self.state is not None
+
     def ends(self, tokens_BCT: Tensor, ids: Tensor, first: int) -> Tensor:
         """Compute `LanguageModel.ends` with the first tokens fed once, if the outputs are the same.
 
-        Layers without attention may read earlier tokens too, so the first ending is computed both ways.
+        A text that begins like the text before it, at the same length, is fed from the first other token on.
+        Layers without attention may read earlier tokens too, so the first ending of a text that is fed from
+        its beginning is computed both ways.
         """
         state = self.state
         has_one_text = ids.dim() == 1 and first > len(self.begin)
@@ -207,38 +243,65 @@ class CheckpointModel(LanguageModel):
             return super().ends(tokens_BCT, ids, first)
         ends = []
         for tokens_CT in tokens_BCT:
-            kept_keys_values: dict[int, tuple[Tensor, Tensor]] = {}
-            state.kept = kept_keys_values
-            whole = self.hidden(tokens_CT[:1], ids, None, first)
-            state.kept = None
-            prefix_keys_values: dict[int, tuple[Tensor, Tensor]] = {}
-            for number, (key, value) in kept_keys_values.items():
-                prefix_keys_values[number] = key[:, :, :first], value[:, :, :first]
-            state.before = prefix_keys_values
-            try:
-                end = self._hidden_after_prefix(tokens_CT[:, first:], ids, first)
-            finally:
-                state.before = {}
+            shared = self._shared_tokens(tokens_CT[0], first)
+            whole = self._read_text(tokens_CT[:1], ids, first, shared) if shared < first else None
+            assert self.text is not None
+            end = self._hidden_after(self.text.first(first), tokens_CT[:, first:], ids)
+            if whole is None or shared:
+                ends.append(end)
+                continue
             allowed = MAX_SHARED if whole.dtype == torch.float32 else MAX_SHARED_COARSE
             difference = (end[:1].float() - whole.float()).abs().max()
             largest = float(whole.abs().max())
             if not float(difference) <= allowed * largest:
                 self.shares_prefix = False
+                self.text = None
                 return super().ends(tokens_BCT, ids, first)
             ends.append(torch.cat([whole, end[1:]]))
         return torch.cat(ends)
 
-    def _hidden_after_prefix(self, tokens_CT: Tensor, ids: Tensor, first: int) -> Tensor:
-        """Return the output of `hidden` for tokens [C, T] after a prefix of `first` tokens in the state."""
-        assert self.state is not None
+    def _shared_tokens(self, tokens_T: Tensor, first: int) -> int:
+        """Return the number of tokens at the start of a text, at most `first`, whose keys are in `text`."""
+        kept = self.text
+        if kept is None or kept.tokens.shape != tokens_T.shape:
+            return 0
+        is_equal = kept.tokens[:first] == tokens_T[:first]
+        shared = int(is_equal.long().cumprod(0).sum())
+        return shared if shared > len(self.begin) else 0
+
+    def _read_text(self, tokens_1T: Tensor, ids: Tensor, first: int, shared: int) -> Tensor:
+        """Return `hidden` of a text, and keep its keys and values; `text` has those of `shared` tokens."""
+        state = self.state
+        assert state is not None
+        before = {} if self.text is None else self.text.first(shared)
+        kept_keys_values: dict[int, KeysValues] = {}
+        state.kept = kept_keys_values
+        try:
+            if shared:
+                whole = self._hidden_after(before, tokens_1T[:, shared:], ids)[:, first - shared :]
+            else:
+                whole = self.hidden(tokens_1T, ids, None, first)
+        finally:
+            state.kept = None
+        self.text = Text(tokens_1T[0], kept_keys_values)
+        return whole
+
+    def _hidden_after(self, before: Mapping[int, KeysValues], tokens_CT: Tensor, ids: Tensor) -> Tensor:
+        """Return the output of `hidden` for the last tokens [C, T] of a text.
+
+        before: keys and values of the tokens before them. ids: of the whole text.
+        """
         arguments: dict[str, Any] = {"input_ids": tokens_CT, "use_cache": False}
         if self.takes_positions:
-            arguments["position_ids"] = ids[None, first:].expand(len(tokens_CT), -1)
-        self.state.is_neutral = self.is_neutral
-        try:
+            last_ids = ids[None, -tokens_CT.shape[1] :]
+            arguments["position_ids"] = last_ids.expand(len(tokens_CT), -1)
+        with self._setting_state(ids, before=before):
             return self.trunk(**arguments)[0]
-        finally:
-            self.state.is_neutral = False
+
+    def _copy_with_encoding(self, encoding: Composition) -> Self:
+        other = super()._copy_with_encoding(encoding)
+        other.text = None  # its keys follow from the encoding
+        return other
 
     def with_begin_tokens(self, tokens_BT: Tensor) -> Tensor:
         """Replace the first tokens of windows by the tokens that the tokenizer puts before a text."""

@@ -68,6 +68,11 @@ class LanguageModel(nn.Module, ABC):
         ids: the encoding's position ids. window: tokens that each query sees at most, in every layer.
         """
 
+    @property
+    def reads_alike_texts_once(self) -> bool:
+        """Return true if `ends` saves time where neighbouring windows begin alike."""
+        return False
+
     def ends(self, tokens_BCT: Tensor, ids: Tensor, first: int) -> Tensor:
         """Return `hidden` of the tokens from `first` on, for C endings of B windows, [B C, T - first, D].
 

@@ -147,6 +147,17 @@ def find_needle(tokens: np.ndarray, start: int, depth: float) -> Needle | None:
     return Needle(start + index, start + index + CUE, others)
 
 
+def order_of_texts(window: Window) -> tuple[int, ...]:
+    """Return a key for an order in which each window begins like the window before it, as far as possible.
+
+    The windows of one text are neighbours: first the text itself, then the text with each needle replaced,
+    the last needle first.
+    """
+    needle = window.needle
+    assert needle is not None
+    return window.document, window.start, needle.replacement is not None, -needle.start
+
+
 def score_needles(
     model: LanguageModel, split: Split, batch: Sequence[Window], generator: torch.Generator
 ) -> tuple[np.ndarray, np.ndarray]:

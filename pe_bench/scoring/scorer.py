@@ -23,7 +23,7 @@ from pe_bench.errors import RunError, first_line
 from pe_bench.model.checks import describe_user_code_error, find_lookahead, is_users_own
 from pe_bench.model.decoder import LanguageModel, derive_seed
 from pe_bench.runs.rows import POSITIONS, PROBE
-from pe_bench.scoring.needles import score_needles
+from pe_bench.scoring.needles import order_of_texts, score_needles
 from pe_bench.scoring.protocols import Plan, Window, batches, inputs, targets, with_donors
 from pe_bench.system.machine import PeakMemory, is_out_of_memory, share_cores
 from pe_bench.system.signals import INTERRUPTIONS
@@ -51,8 +51,7 @@ class Scored(NamedTuple):
 def tokens_without_query(window: Window) -> int:
     """Return the number of tokens at the start of a window for which the last layer computes no query.
 
-    These are all tokens before the first target if few tokens are scored: with few queries and many keys, the
-    reference attention is as fast as any path.
+    These are all tokens before the first target if few tokens are scored.
     """
     has_few_targets = window.size - window.first <= window.size * MAX_SHARE_OF_QUERIES
     return window.first if has_few_targets else 0
@@ -71,11 +70,40 @@ class Scorer:
 
     def scores(self, plans: Sequence[Plan]) -> Iterator[tuple[Plan, Scored]]:
         """Yield each plan with its scores, in the order that needs the fewest passes."""
-        apart = [plan for plan in plans if not self._can_share_prefixes(plan)]
-        sharing = [plan for plan in plans if self._can_share_prefixes(plan)]
+        apart: list[Plan] = []
+        sharing: list[Plan] = []
+        probes: dict[int, list[Plan]] = {}
+        for plan in plans:
+            if plan.protocol == PROBE and self.model.reads_alike_texts_once:
+                probes.setdefault(plan.length, []).append(plan)
+            elif self._can_share_prefixes(plan):
+                sharing.append(plan)
+            else:
+                apart.append(plan)
         sharing.sort(key=lambda plan: -plan.length)
         for plan in (*apart, *sharing):
             yield plan, self._score_or_reason(plan)
+        for plans_of_length in probes.values():
+            yield from self._score_together(plans_of_length)
+
+    def _score_together(self, plans: Sequence[Plan]) -> Iterator[tuple[Plan, Scored]]:
+        """Yield each plan of a probe at one length with its scores; windows are scored text by text."""
+        windows = [window for plan in plans for window in plan.windows]
+        order = sorted(range(len(windows)), key=lambda index: order_of_texts(windows[index]))
+        together = replace(plans[0], windows=[windows[index] for index in order])
+        scored = self._score_or_reason(together)
+        if scored.status != "ok":
+            yield from ((plan, scored) for plan in plans)
+            return
+        place = np.argsort(order)  # the place in `order` of each window
+        nll = scored.nll.reshape(len(windows), -1)[place]
+        correct = scored.correct.reshape(len(windows), -1)[place]
+        stop = 0
+        for plan in plans:
+            start, stop = stop, stop + len(plan.windows)
+            own_nll = nll[start:stop].ravel()
+            own_correct = correct[start:stop].ravel()
+            yield plan, scored._replace(nll=own_nll, correct=own_correct)
 
     def _score_or_reason(self, plan: Plan) -> Scored:
         if reason := why_not(plan, self.model):

@@ -453,3 +453,37 @@ def test_endings_of_a_window_are_scored_alike_with_its_prefix_fed_once(tmp_path:
         each = LanguageModel.ends(model, tokens, ids, 30)
     torch.testing.assert_close(ends, each, rtol=1e-4, atol=1e-4)
     assert (shared < sum(fed) - shared) == (name != "falcon_h1")
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3_text", "gpt_oss", "gpt2"])
+def test_a_text_is_fed_from_the_first_token_on_that_differs_from_the_text_before_it(
+    tmp_path: Path, name: str
+) -> None:
+    model = opened(write_checkpoint(tmp_path / name, name), begin=(3,)).model
+    generator = torch.Generator().manual_seed(0)
+    text, *others = torch.randint(VOCABULARY, (6, 4, 40), generator=generator)
+    ids = torch.arange(40)
+    text[:, :30] = text[:1, :30]
+    texts = [text]
+    for shared, other in zip((30, 20, 12, 1, 0), others, strict=True):
+        other[:, :30] = other[:1, :30]
+        other[:, :shared] = text[:, :shared]
+        texts.append(other)
+    fed: list[int] = []
+    model.trunk.register_forward_pre_hook(
+        lambda _, __, named: fed.append(named["input_ids"].shape[1]), with_kwargs=True
+    )
+    with torch.inference_mode():
+        found = [model.ends(each[None], ids, 30) for each in texts]
+        assert fed == [40, 10, 10, 20, 10, 28, 10, 40, 10, 40, 10]
+        longer = model.ends(torch.cat([text, text[:, -1:]], 1)[None], torch.arange(41), 30)
+        assert fed[-2:] == [41, 11], "a scaling may depend on the length of the text"
+        exact = [LanguageModel.ends(model, each[None], ids, 30) for each in texts]
+        unchanged = model.ends(text[None], ids, 30)
+        changed = model.changed({}, dict.fromkeys(range(model.n_layers), 4))
+        after_change = changed.ends(text[None], ids, 30)
+        exact_change = LanguageModel.ends(changed, text[None], ids, 30)
+    torch.testing.assert_close(torch.cat(found), torch.cat(exact), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(longer[:, :10], exact[0], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(after_change, exact_change, rtol=1e-4, atol=1e-4)
+    assert not torch.allclose(after_change, unchanged, rtol=1e-2, atol=1e-2)

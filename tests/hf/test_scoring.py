@@ -13,6 +13,8 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processor
 
 import pe_bench
 from pe_bench.hf.load import checkpoint_config
+from pe_bench.hf.model import CheckpointModel
+from pe_bench.model.decoder import LanguageModel
 from pe_bench.runs.folder import read_config
 from pe_bench.runs.rows import Row, read_rows
 from pe_bench.runs.scores import load_scores, score_file
@@ -213,6 +215,29 @@ def test_a_probe_of_a_checkpoint_has_few_windows_and_says_a_shared_option_once(
     assert call("probe", "far", *options, "--windows", "3").code == 0
     rows = [row for each in rows_of(tmp_path).values() for row in each]
     assert {row.targets for row in rows} == {CHECKPOINT_WINDOWS * ANSWER, 3 * ANSWER}
+
+
+def test_a_probe_reads_each_text_once_and_has_the_scores_of_each_window_alone(
+    tmp_path: Path, call: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = ("--lengths", "128,140", "--depths", "3", "--windows", "4", "--with", "rope_dynamic_ntk")
+    found = []
+    for reads_once in (True, False):
+        if not reads_once:
+            monkeypatch.setattr(CheckpointModel, "reads_alike_texts_once", False)
+            monkeypatch.setattr(CheckpointModel, "ends", LanguageModel.ends)
+        folder = ("--results-dir", str(tmp_path / f"results-{reads_once}"))
+        assert call("probe", "llama", *options, *folder).code == 0
+        [run] = (tmp_path / f"results-{reads_once}" / "runs").iterdir()
+        scores = {}
+        for row in read_rows(run / "eval.csv"):
+            key = row.scored_with, row.length, row.control, row.depth
+            scores[key] = load_scores(score_file(run, row))
+        found.append(scores)
+    assert found[0].keys() == found[1].keys() and len(found[0]) == 2 * 2 * 2 * 3
+    for key, scores in found[0].items():
+        assert np.allclose(scores.nll, found[1][key].nll, atol=1e-4), key
+        assert np.array_equal(scores.correct, found[1][key].correct)
 
 
 def test_every_window_begins_with_all_tokens_that_the_template_puts_there(
