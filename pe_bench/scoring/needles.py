@@ -47,7 +47,7 @@ MIN_LENGTH = 128
 ProbeLength = Annotated[int, Range(MIN_LENGTH)]
 ProbeDepths = Annotated[int, Range(2, 1_000)]  # more would have the same spans in most windows
 DEFAULT_DEPTHS, DEFAULT_WINDOWS = 5, 64
-# For a Hugging Face model, at each depth: a model of 135 million parameters then takes some ten minutes at
+# For a Hugging Face model, at each depth: a model of 135 million parameters then takes some nine minutes at
 # 4,096 tokens on two cores.
 CHECKPOINT_WINDOWS = 8
 DEFAULT_TIMES = (1, 2, 4, 16)  # the training length
