@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
 
@@ -27,7 +27,7 @@ from torch import Tensor
 
 from pe_bench.hf.library import quiet
 from pe_bench.hf.opened import open_checkpoint
-from pe_bench.hf.source import Source, load_config
+from pe_bench.hf.source import TOKENIZER, Source, begin_of_text, load_config
 from pe_bench.system.machine import PeakMemory
 
 TARGETS = 32
@@ -100,9 +100,11 @@ def measure(folder: Path, way: str, length: int, dtype: torch.dtype) -> dict[str
     """Return seconds, the most memory that the process held, and the mean NLL of the targets."""
     source = Source(f"hf:{folder}", folder)
     tokens = torch.randint(SIZES["vocab_size"], (1, length + 1), generator=torch.Generator().manual_seed(0))
+    begin = begin_of_text(source) if (folder / TOKENIZER).exists() else []
+    tokens[0, : len(begin)] = torch.tensor(begin)
     targets = tokens[0, -TARGETS:]
     make = ours if way == "pe-bench" else theirs
-    score = make(source, tokens, targets, dtype)
+    score = make(source, tokens, targets, dtype, begin)
     with PeakMemory(torch.device("cpu")) as peak:
         start, cpu = time.perf_counter(), time.process_time()
         nll = score()
@@ -110,8 +112,10 @@ def measure(folder: Path, way: str, length: int, dtype: torch.dtype) -> dict[str
     return {"seconds": seconds, "cpu": cpu, "mb": peak.mb or 0.0, "nll": float(nll.mean())}
 
 
-def ours(source: Source, tokens: Tensor, targets: Tensor, dtype: torch.dtype) -> Callable[[], Tensor]:
-    model = open_checkpoint(source, load_config(source), 4_096, (), dtype, plain=False).model
+def ours(
+    source: Source, tokens: Tensor, targets: Tensor, dtype: torch.dtype, begin: Sequence[int]
+) -> Callable[[], Tensor]:
+    model = open_checkpoint(source, load_config(source), 4_096, begin, dtype, plain=False).model
     length = tokens.shape[1] - 1
 
     def score() -> Tensor:
@@ -121,7 +125,9 @@ def ours(source: Source, tokens: Tensor, targets: Tensor, dtype: torch.dtype) ->
     return score
 
 
-def theirs(source: Source, tokens: Tensor, targets: Tensor, dtype: torch.dtype) -> Callable[[], Tensor]:
+def theirs(
+    source: Source, tokens: Tensor, targets: Tensor, dtype: torch.dtype, _: Sequence[int]
+) -> Callable[[], Tensor]:
     with quiet() as transformers:
         load = transformers.AutoModelForCausalLM.from_pretrained
         loaded = load(source.folder, attn_implementation="sdpa", dtype=dtype)

@@ -16,8 +16,8 @@ from pe_bench.values import unknown
 Record = Mapping[str, Any]
 MAX_LENGTHS = 3  # the most lengths of a run to show one by one
 ABOUT_STUDIES = (
-    "minutes: an estimate for two cores, and of gpu for one GPU",
-    "stored: the number of runs whose scores come with pe-bench",
+    "minutes: an estimate for two cores (for gpu: one GPU)",
+    "stored: the number of runs whose levels come with pe-bench",
     "Start one: pe-bench reproduce STUDY",
 )
 
@@ -67,7 +67,7 @@ def list_(
         case "runs":
             listing = _runs(results_dir, tag)
         case "studies":
-            listing = _studies()
+            listing = _studies(results_dir)
         case _:
             listing = _configurations(name)
     if as_json:
@@ -161,12 +161,14 @@ def _lengths(record: Record) -> str:
     return ", ".join(map(str, lengths))
 
 
-def _studies() -> Listing:
+def _studies(results_dir: Path) -> Listing:
+    """Return the studies. The JSON field `done` has all runs if the results have a picture of the study."""
     from pe_bench.commands.reproduce.outcomes import stored_runs
     from pe_bench.commands.reproduce.study import read_study, study_names
 
     records = []
     for study in map(read_study, study_names()):
-        facts = {"study": study.name, "minutes": study.minutes, "stored": stored_runs(study)}
+        done = study.runs if study.picture(results_dir).exists() else 0
+        facts = {"study": study.name, "minutes": study.minutes, "stored": stored_runs(study), "done": done}
         records.append(facts | {"runs": study.runs, "question": study.question})
     return Listing(records, _field_columns("study", "minutes", "stored", "runs", "question"), ABOUT_STUDIES)

@@ -76,7 +76,7 @@ def reproduce(
     if not names and not (quick or machine or stored or write_table or config_dir):
         from pe_bench.cli.list import list_
 
-        list_("studies")
+        list_("studies", results_dir=results_dir)
         return
     from pe_bench.commands.reproduce.runs import StudyRuns
     from pe_bench.commands.reproduce.study import STDLIB, read_study, study_names

@@ -33,6 +33,7 @@ class Text(NamedTuple):
     """A text that a model has read, with the keys and values [1, G, T, K] of each layer."""
 
     tokens: Tensor  # [T]
+    ids: Tensor  # [T]
     keys_values: Mapping[int, KeysValues]
 
     def first(self, count: int) -> dict[int, KeysValues]:
@@ -243,7 +244,7 @@ class CheckpointModel(LanguageModel):
             return super().ends(tokens_BCT, ids, first)
         ends = []
         for tokens_CT in tokens_BCT:
-            shared = self._shared_tokens(tokens_CT[0], first)
+            shared = self._shared_tokens(tokens_CT[0], ids, first)
             whole = self._read_text(tokens_CT[:1], ids, first, shared) if shared < first else None
             assert self.text is not None
             end = self._hidden_after(self.text.first(first), tokens_CT[:, first:], ids)
@@ -260,10 +261,13 @@ class CheckpointModel(LanguageModel):
             ends.append(torch.cat([whole, end[1:]]))
         return torch.cat(ends)
 
-    def _shared_tokens(self, tokens_T: Tensor, first: int) -> int:
+    def forget_text(self) -> None:
+        self.text = None
+
+    def _shared_tokens(self, tokens_T: Tensor, ids: Tensor, first: int) -> int:
         """Return the number of tokens at the start of a text, at most `first`, whose keys are in `text`."""
         kept = self.text
-        if kept is None or kept.tokens.shape != tokens_T.shape:
+        if kept is None or not torch.equal(kept.ids, ids):
             return 0
         is_equal = kept.tokens[:first] == tokens_T[:first]
         shared = int(is_equal.long().cumprod(0).sum())
@@ -273,7 +277,8 @@ class CheckpointModel(LanguageModel):
         """Return `hidden` of a text, and keep its keys and values; `text` has those of `shared` tokens."""
         state = self.state
         assert state is not None
-        before = {} if self.text is None else self.text.first(shared)
+        before = self.text.first(shared) if self.text is not None and shared else {}
+        self.text = None
         kept_keys_values: dict[int, KeysValues] = {}
         state.kept = kept_keys_values
         try:
@@ -283,7 +288,7 @@ class CheckpointModel(LanguageModel):
                 whole = self.hidden(tokens_1T, ids, None, first)
         finally:
             state.kept = None
-        self.text = Text(tokens_1T[0], kept_keys_values)
+        self.text = Text(tokens_1T[0], ids, kept_keys_values)
         return whole
 
     def _hidden_after(self, before: Mapping[int, KeysValues], tokens_CT: Tensor, ids: Tensor) -> Tensor:

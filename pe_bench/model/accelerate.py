@@ -20,7 +20,7 @@ from pe_bench.encodings.base import LayerEncoding
 from pe_bench.model.layers import EPSILON, Block, Linear, RMSNorm, SwiGLU, TokenLoss
 from pe_bench.model.products import addmm, linear, mm, weight_gradients
 from pe_bench.native import layers as native
-from pe_bench.native.inductor import fused_on_gpu, is_trained_on_gpu
+from pe_bench.native.inductor import fused_on_gpu, is_training_on_gpu
 
 # Tokens of each sequence in one call of a feedforward layer, without gradients.
 FEEDFORWARD_TOKENS = 4_096
@@ -91,7 +91,7 @@ class FastBlock(Block):
         attention = self.attention
         before = (self.attention_norm, attention.query, attention.key, attention.value)
         weights = [layer.weight for layer in before]
-        is_fused = is_trained_on_gpu(x_BTD)
+        is_fused = is_training_on_gpu(x_BTD)
         can_accelerate = first == 0 and torch.is_grad_enabled()
         if not can_accelerate or not (is_fused or is_native(x_BTD, *weights)):
             return super().forward(x_BTD, encoding, ids, window, first)
@@ -112,7 +112,7 @@ class FastBlock(Block):
 
 class FastTokenLoss(TokenLoss):
     def chunk_nll(self, hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor) -> Tensor:
-        if is_trained_on_gpu(hidden_ND):
+        if is_training_on_gpu(hidden_ND):
             return nll_fused(hidden_ND, weight_VD, targets_N)
         if not is_native(hidden_ND, weight_VD) or targets_N.dtype != torch.int64:
             return super().chunk_nll(hidden_ND, weight_VD, targets_N)

@@ -73,6 +73,9 @@ class LanguageModel(nn.Module, ABC):
         """Return true if `ends` saves time where neighbouring windows begin alike."""
         return False
 
+    def forget_text(self) -> None:
+        """Free the memory of a text that `ends` keeps for the next text, if there is one."""
+
     def ends(self, tokens_BCT: Tensor, ids: Tensor, first: int) -> Tensor:
         """Return `hidden` of the tokens from `first` on, for C endings of B windows, [B C, T - first, D].
 

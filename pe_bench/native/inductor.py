@@ -22,14 +22,14 @@ def fused_on_gpu(function: Callable[P, R]) -> Callable[P, R]:
 
     @wraps(function)
     def run_compiled_or_plain(*args: P.args, **options: P.kwargs) -> R:
-        if not is_trained_on_gpu(args[0]):
+        if not is_training_on_gpu(args[0]):
             return function(*args, **options)
         return compiled(function, "inductor")(*args, **options)
 
     return run_compiled_or_plain
 
 
-def is_trained_on_gpu(x: object) -> bool:
+def is_training_on_gpu(x: object) -> bool:
     """Return true for a tensor on a GPU while gradients are recorded: functions of it are compiled.
 
     Scoring is not compiled, because its lengths differ from call to call.

@@ -48,7 +48,7 @@ ProbeLength = Annotated[int, Range(MIN_LENGTH)]
 ProbeDepths = Annotated[int, Range(2, 1_000)]  # more would have the same spans in most windows
 DEFAULT_DEPTHS, DEFAULT_WINDOWS = 5, 64
 # For a Hugging Face model, at each depth: a model of 135 million parameters then takes some nine minutes at
-# 4,096 tokens on two cores.
+# 4,096 tokens on two cores, in bfloat16.
 CHECKPOINT_WINDOWS = 8
 DEFAULT_TIMES = (1, 2, 4, 16)  # the training length
 MAX_SHIFT = 1 / 20  # the largest distance between the wanted depth and a unique span, as a share of the body
@@ -158,6 +158,31 @@ def order_of_texts(window: Window) -> tuple[int, ...]:
     return window.document, window.start, needle.replacement is not None, -needle.start
 
 
+def end_of_body(window: Window) -> int:
+    """Return the index in the document of the first token after a window's body."""
+    return window.start + window.size + 1 - SPAN
+
+
+def fed_tokens(windows: Sequence[Window]) -> list[int]:
+    """Return the number of tokens that a model is fed for each window, if it reads what windows share once.
+
+    windows: in the order of `order_of_texts`.
+    """
+    counts = []
+    before = None
+    for window in windows:
+        needle = window.needle
+        assert needle is not None
+        text = window.document, window.start
+        new = window.size
+        if text == before:
+            first_new = needle.start if needle.replacement is not None else end_of_body(window)
+            new = window.start + window.size - first_new
+        counts.append(new + CHOICES * ANSWER)
+        before = text
+    return counts
+
+
 def score_needles(
     model: LanguageModel, split: Split, batch: Sequence[Window], generator: torch.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -177,8 +202,7 @@ def windows_of_choices(split: Split, batch: Sequence[Window]) -> Tensor:
         needle = window.needle
         text = split.document(window.document)
         assert needle is not None
-        end_of_body = window.start + window.size + 1 - SPAN
-        body = text[window.start : end_of_body].copy()
+        body = text[window.start : end_of_body(window)].copy()
         if needle.replacement is not None:
             index = needle.start - window.start
             other_span = text[needle.replacement :][:SPAN]

@@ -44,10 +44,10 @@ def score(
     with bars(job.scored_with, len(plans)) as bar:
         finished = 0
 
-        def show_plan(plan: Plan, share: float) -> None:
+        def show_plan(plan: Plan, share: float | None) -> None:
             nonlocal finished
             name = _progress_name(plan)
-            if share < 1:
+            if share is not None:
                 bar.show(finished + share, f"scoring, {name}", None)
                 return
             finished += 1
@@ -94,16 +94,17 @@ def _with_cost(job: Job, plans: Sequence[Plan], watch: ScoreWatcher, later: int)
     done = 0.0
     pace = Pace()
 
-    def watch_cost(plan: Plan, share: float) -> None:
+    def watch_cost(plan: Plan, share: float | None) -> None:
         nonlocal done
         watch(plan, share)
         if pace.is_known:
             return
         cost = operations(job, [plan])
-        seconds = pace.seconds_per_unit(done + share * cost)
+        share_done = 1.0 if share is None else share
+        seconds = pace.seconds_per_unit(done + share_done * cost)
         if seconds is not None:
             expect(seconds * total, cores_of(job.device, job.threads))
-        if share == 1.0:
+        if share is None:
             done += cost
 
     return watch_cost
@@ -152,7 +153,7 @@ def evaluate(
         row = _scored_row(job, plan, scored)
         kept[row.key] = row
         write_rows(path, sorted(kept.values(), key=lambda row: row.order))
-        watch(plan, 1.0)
+        watch(plan, None)
     keep_derived(job.folder, job.data, plans, job.config.first_length)
     return [kept[row.key] for row in rows]
 

@@ -23,7 +23,7 @@ from pe_bench.errors import RunError, first_line
 from pe_bench.model.checks import describe_user_code_error, find_lookahead, is_users_own
 from pe_bench.model.decoder import LanguageModel, derive_seed
 from pe_bench.runs.rows import POSITIONS, PROBE
-from pe_bench.scoring.needles import order_of_texts, score_needles
+from pe_bench.scoring.needles import fed_tokens, order_of_texts, score_needles
 from pe_bench.scoring.protocols import Plan, Window, batches, inputs, targets, with_donors
 from pe_bench.system.machine import PeakMemory, is_out_of_memory, share_cores
 from pe_bench.system.signals import INTERRUPTIONS
@@ -34,8 +34,9 @@ SHARING = ("nonoverlapping", POSITIONS)
 PAUSE = 1  # omp_pause_soft
 NOTHING = np.empty(0, np.float32)
 
-# Called with a plan, and the finished share of it.
-ScoreWatcher = Callable[[Plan, float], None]
+# Called with a plan and the finished share of it, which is above 1 while other plans are scored together with
+# the plan, and with None when the plan is finished.
+ScoreWatcher = Callable[[Plan, float | None], None]
 
 
 class Scored(NamedTuple):
@@ -64,7 +65,7 @@ class Scorer:
     model: LanguageModel
     split: Split
     evaluation: EvalConfig
-    watch: ScoreWatcher = lambda plan, share: None  # called with a plan, and the finished share of it
+    watch: ScoreWatcher = lambda plan, share: None
     # Keys: the document and the start.
     _from_start: dict[tuple[int, int], np.ndarray] = field(default_factory=dict)
 
@@ -91,7 +92,17 @@ class Scorer:
         windows = [window for plan in plans for window in plan.windows]
         order = sorted(range(len(windows)), key=lambda index: order_of_texts(windows[index]))
         together = replace(plans[0], windows=[windows[index] for index in order])
-        scored = self._score_or_reason(together)
+        finished = np.cumsum([0, *fed_tokens(together.windows)])
+        plans_by_window = len(plans) * finished / finished[-1]
+
+        def watch_together(plan: Plan, share: float | None) -> None:
+            self.watch(plan, None if share is None else plans_by_window[round(share * len(order))])
+
+        scorer = replace(self, watch=watch_together)
+        try:
+            scored = scorer._score_or_reason(together)
+        finally:
+            self.model.forget_text()
         if scored.status != "ok":
             yield from ((plan, scored) for plan in plans)
             return

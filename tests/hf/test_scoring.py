@@ -4,12 +4,15 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from support.checkpoints import TRAIN_LENGTH, edit_json, write_checkpoint
 from support.commands import Command, write_corpus
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+from torch import Tensor
+from transformers.models.llama.modeling_llama import LlamaModel
 
 import pe_bench
 from pe_bench.hf.load import checkpoint_config
@@ -222,7 +225,16 @@ def test_a_probe_reads_each_text_once_and_has_the_scores_of_each_window_alone(
 ) -> None:
     options = ("--lengths", "128,140", "--depths", "3", "--windows", "4", "--with", "rope_dynamic_ntk")
     found = []
+    fed: list[int] = []
+    forward = LlamaModel.forward
+
+    def count_tokens(self: LlamaModel, input_ids: Tensor, **named: Any) -> Any:
+        fed[-1] += input_ids.numel()
+        return forward(self, input_ids, **named)
+
+    monkeypatch.setattr(LlamaModel, "forward", count_tokens)
     for reads_once in (True, False):
+        fed.append(0)
         if not reads_once:
             monkeypatch.setattr(CheckpointModel, "reads_alike_texts_once", False)
             monkeypatch.setattr(CheckpointModel, "ends", LanguageModel.ends)
@@ -234,6 +246,7 @@ def test_a_probe_reads_each_text_once_and_has_the_scores_of_each_window_alone(
             key = row.scored_with, row.length, row.control, row.depth
             scores[key] = load_scores(score_file(run, row))
         found.append(scores)
+    assert fed[0] < 0.3 * fed[1]
     assert found[0].keys() == found[1].keys() and len(found[0]) == 2 * 2 * 2 * 3
     for key, scores in found[0].items():
         assert np.allclose(scores.nll, found[1][key].nll, atol=1e-4), key

@@ -141,7 +141,7 @@ def test_the_functions_that_a_gpu_compiles_are_traced_whole_and_compute_what_the
     theirs = largest_errors(results(model), exact)
     monkeypatch.setattr(inductor, "compiled", traced_alone)
     for module in (inductor, accelerate):
-        monkeypatch.setattr(module, "is_trained_on_gpu", is_trained)
+        monkeypatch.setattr(module, "is_training_on_gpu", is_trained)
     found = largest_errors(results(model), exact)
     assert {*traced} == {"project_fused", "finish_block_fused", "nll_fused", "turn_in_type"}
     for name, error in found.items():

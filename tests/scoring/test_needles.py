@@ -14,8 +14,10 @@ from pe_bench.scoring.needles import (
     REPLACED,
     SPAN,
     Probe,
+    fed_tokens,
     find_needle,
     needle_plans,
+    order_of_texts,
     windows_of_choices,
 )
 
@@ -74,6 +76,22 @@ def test_windows_follow_from_data_seed_length_and_depth_and_fewer_are_part_of_mo
     changes.append({"data": replace(DATA, hash="other")})
     usual = {"data": DATA, "length": 128, "depth": 0.5, "count": 10, "seed": 0}
     assert len({needle_plans(**{**usual, **change})[0].target_hash for change in changes}) == 6
+
+
+def test_in_the_order_of_texts_a_window_differs_from_the_one_before_only_in_the_tokens_to_feed() -> None:
+    windows = []
+    for depth in (0.0, 0.25, 0.5, 0.75, 1.0):
+        for plan in needle_plans(DATA, 400, depth, 3, seed=0):
+            windows += plan.windows
+    windows.sort(key=order_of_texts)
+    texts = windows_of_choices(DATA.validation, windows).numpy()[:, 0, :-ANSWER]
+    fed = fed_tokens(windows)
+    total = 0
+    for before, text, window, count in zip(texts, texts[1:], windows[1:], fed[1:], strict=False):
+        shared = window.size - (count - CHOICES * ANSWER)
+        assert np.array_equal(text[:shared], before[:shared])
+        total += shared
+    assert total > 0.55 * sum(window.size for window in windows)
 
 
 def test_a_model_that_copies_finds_every_needle_at_every_length_and_depth(tmp_path: Path) -> None:
