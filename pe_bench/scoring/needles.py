@@ -126,8 +126,8 @@ def needle_plans(
 def find_needle(tokens: np.ndarray, start: int, depth: float) -> Needle | None:
     """Return the needle at a depth, from 0 to 1, of a haystack; None without a unique span near that depth.
 
-    tokens: the haystack and the span that repeats the needle after it. start: the index of the first token in
-    the document.
+    tokens: the haystack, and the span after it in the document, which replaces the needle in the control.
+    start: the index of the first token in the document.
     """
     last = len(tokens) - 2 * SPAN  # start of a span in the body
     cues = sliding_window_view(tokens, CUE)
