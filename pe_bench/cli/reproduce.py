@@ -14,7 +14,7 @@ from pe_bench.errors import RunError, require
 from pe_bench.system.terminal import say, width_of, write_out
 
 if TYPE_CHECKING:
-    from pe_bench.commands.reproduce.claims import Measurements
+    from pe_bench.commands.reproduce.claims import Explained, Measurements
     from pe_bench.commands.reproduce.outcomes import Level, Outcomes
     from pe_bench.commands.reproduce.pieces import StoredPieces
     from pe_bench.commands.reproduce.runs import StudyRuns
@@ -143,16 +143,19 @@ def _make_and_report(runs: "StudyRuns", write_table: bool) -> None:
     from pe_bench.commands.reproduce.claims import Measurements
     from pe_bench.commands.reproduce.outcomes import read_table, write_levels
 
+    explained: list[Explained] = []
     if runs.study.explains:
-        from pe_bench.commands.reproduce.explained import explain
+        from pe_bench.commands.reproduce.explained import explain, shares_of
         from pe_bench.runs.folder import encoding_in
         from pe_bench.runs.rows import grouped
 
         for step in steps:
             for names in grouped(step.runs, encoding_in).values():
-                write_out(str(explain(runs, replace(step, runs=tuple(names)))))
+                found = explain(runs, replace(step, runs=tuple(names)))
+                write_out(str(found))
+                explained.append(shares_of(found, step.sweep))
     table = runs.study.table
-    measured = Measurements(runs.results_dir, steps)
+    measured = Measurements(runs.results_dir, steps, explained)
     outcomes = _show_study(runs, measured, runs.results_dir, read_table(table))
     differing = len(outcomes.differing)
     if write_table:
@@ -168,12 +171,12 @@ def _report_stored(runs: "StudyRuns", table: "Sequence[Level] | None" = None) ->
     table: levels to compare with; by default the study's table.
     """
     from pe_bench.commands.reproduce.claims import Measurements
-    from pe_bench.commands.reproduce.explained import stored_explanations
+    from pe_bench.commands.reproduce.explained import stored_explanations, stored_shares
     from pe_bench.commands.reproduce.outcomes import read_table
     from pe_bench.commands.reproduce.pieces import StoredPieces
 
     pieces = StoredPieces(runs.study)
-    measured = Measurements(pieces.folder, pieces.steps())
+    measured = Measurements(pieces.folder, pieces.steps(), stored_shares(pieces))
     own_table = read_table(runs.study.table)
     outcomes = _show_study(runs, measured, pieces.folder, own_table if table is None else table)
     for text in stored_explanations(pieces):

@@ -4,13 +4,13 @@ The outcome follows from the 95 % interval of a paired difference by the rules o
 not corrected together: of twenty, one is judged wrongly by chance.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 from typing import Literal, NamedTuple, Protocol
 
-from pe_bench.commands.reproduce.papers import ALIKE, KINDS, OF_LEVELS, WINDOWS, Claim
+from pe_bench.commands.reproduce.papers import ALIKE, KINDS, OF_CHANGES, OF_LEVELS, WINDOWS, Claim
 from pe_bench.commands.reproduce.study import Step
 from pe_bench.config.schema import quarter_of
 from pe_bench.report.lines import Source, make_record
@@ -44,7 +44,9 @@ Outcome = Literal["contradicted", "holds", "unclear"]
 Judgement = tuple[Outcome, Number, int]
 OPPOSITE: dict[Outcome, Outcome] = {"holds": "contradicted", "contradicted": "holds", "unclear": "unclear"}
 GAINS: dict[str, Outcome] = {"yes": "holds", "no": "contradicted", "unclear": "unclear"}
-OPPOSED = ("rises", "breaks", "early_tokens", "stays_in_window", "misses")  # hold if another kind does not
+# Kinds that hold if another kind does not.
+OPPOSED = ("rises", "breaks", "early_tokens", "stays_in_window", "misses", "restores")
+MOST = 0.5  # a share of a loss
 # Kinds of claims whose evidence is the lengths that encodings work to.
 OF_BREAKING = ("holds", "breaks", "breaks_first")
 BROKEN, HELD = ("degrades", "fails"), ("holds", "improves")
@@ -123,6 +125,24 @@ class Scores(Protocol):
         """Return the share of a task's right examples and the verdict; None without a score."""
         ...
 
+    def restored(self, series: Series, change: str, length: int) -> Number:
+        """Return the share of the loss at `length` that a change of all layers restores."""
+        ...
+
+
+class Explained(NamedTuple):
+    """What changes of all layers restore of the losses of an encoding, as `explain` measured it."""
+
+    series: Series
+    # The share by the name of the change and the length; none at a length without a sure loss.
+    shares: Mapping[tuple[str, int], Number]
+    unsure: Set[int]  # the lengths at which no loss is sure
+
+    def share(self, change: str, length: int) -> Number:
+        """Return the share of the loss at `length` that the change restores."""
+        missing = f"no loss is sure at {length:,}" if length in self.unsure else NOT_SCORED
+        return self.shares.get((change, length), Number(missing=missing))
+
 
 class Measurements:
     """The scores that the steps of a study made. All lengths are in tokens.
@@ -131,7 +151,8 @@ class Measurements:
     do not depend on earlier commands.
     """
 
-    def __init__(self, results_dir: Path, steps: Iterable[Step]) -> None:
+    def __init__(self, results_dir: Path, steps: Iterable[Step], explained: Sequence[Explained] = ()) -> None:
+        self._explained = explained
         folder_of = folders_in(results_dir / "runs")
         self._runs = ScoredRuns(folder_of, read_anchors(results_dir / "anchors"))
         rows_of_sweeps: dict[str, dict[tuple[str, ...], Row]] = {}
@@ -312,6 +333,14 @@ class Measurements:
         answers, *_ = answers_of(rows, self._runs)
         return answers.exact, judge_answers(answers)
 
+    def restored(self, series: Series, change: str, length: int) -> Number:
+        """Return the share of the loss at `length` that a change of all layers restores."""
+        for explained in self._explained:
+            label, sweep = explained.series
+            if sweep == series.sweep and series.label in ("", label):
+                return explained.share(change, length)
+        return Number(missing=NOT_SCORED)
+
 
 @dataclass(frozen=True)
 class Judged:
@@ -395,6 +424,8 @@ def _judge_difference(claim: Claim, scores: Scores, length: int) -> Judgement:
         measured = scores.difference_of_changes(claim, length)
     elif claim.kind == "early_tokens":  # late ones would score better in nonoverlapping windows
         measured = scores.gain(series, length, *((windows, "none") for windows in WINDOWS))
+    elif claim.kind in OF_CHANGES:
+        measured = scores.restored(series, claim.change, length)
     elif claim.kind in ("reads_past_window", "stays_in_window"):
         measured = scores.gain(series, length, ("paired", "window"), ("paired", "none"))
     else:  # falls, rises, breaks, changes_by
@@ -413,6 +444,8 @@ def _outcome_by_interval(claim: Claim, interval: Interval | None) -> Outcome:
         return _judge_between(interval, -ALIKE, ALIKE)
     if claim.kind == "changes_by":
         return _judge_between(interval, claim.low, claim.high)
+    if claim.kind in OF_CHANGES:
+        return _judge_below(interval, MOST)
     outcome = _judge_below(interval, MARGIN if claim.kind == "breaks" else 0.0)
     more_is_better = claim.kind == "order" and claim.protocol == TASK
     return OPPOSITE[outcome] if more_is_better else outcome

@@ -1,13 +1,18 @@
 """Explanations of a study's runs by `explain`, stored with the rows of their pieces."""
 
+import csv
+import io
 from dataclasses import replace
 from pathlib import Path
 
 from pe_bench.commands.explain.explain import explain_runs
 from pe_bench.commands.explain.explanation import Explanation, csv_text
+from pe_bench.commands.reproduce.claims import Explained, Series
 from pe_bench.commands.reproduce.pieces import Piece, StoredPieces
 from pe_bench.commands.reproduce.runs import StudyRuns
 from pe_bench.commands.reproduce.study import Step
+from pe_bench.report.records import Number
+from pe_bench.report.statistics import Interval
 from pe_bench.system.files import write_text
 
 FOLDER = "explained"  # beside the stored runs of a study
@@ -38,6 +43,40 @@ def explain(runs: StudyRuns, trained: Step) -> Explanation:
     folder = runs.results_dir / "runs"
     paths = [str(folder / name) for name in trained.runs]
     return explain_runs(paths, ["layer"], runs.evaluation_of(sweep))
+
+
+def stored_shares(pieces: StoredPieces) -> list[Explained]:
+    """Return what changes restore by the stored explanations, for each piece that has one."""
+    found = []
+    for piece in pieces.of_study():
+        if is_explained(piece, pieces.folder):
+            numbers, _ = _stored_files(piece, pieces.folder)
+            series = Series(piece.encoding, piece.sweep)
+            found.append(shares_in(numbers.read_text(encoding="utf-8"), series, piece.seeds))
+    return found
+
+
+def shares_of(found: Explanation, sweep: str) -> Explained:
+    """Return what changes restore by an explanation of the runs of a sweep."""
+    return shares_in(csv_text(found), Series(found.label, sweep), len(found.runs))
+
+
+def shares_in(text: str, series: Series, seeds: int) -> Explained:
+    """Return what changes of all layers restore. text: the CSV text of an explanation."""
+    rows = [row for row in csv.DictReader(io.StringIO(text)) if row["change"] and not row["head"]]
+    layers = max(len(row["layers"].split()) for row in rows)
+    lengths = {int(row["length"]) for row in rows if row["change"] == "lost"}
+    shares = {}
+    for row in rows:
+        if row["change"] == "lost" or len(row["layers"].split()) < layers:
+            continue
+        share = Number(missing=row["reason"])
+        if row["share"]:
+            mean, low, high = (float(row[name]) for name in ("share", "share_low", "share_high"))
+            share = Number(mean, Interval(mean, low, high, seeds, documents=0))
+        if row["share"] or row["reason"]:
+            shares[row["change"], int(row["length"])] = share
+    return Explained(series, shares, lengths - {length for _, length in shares})
 
 
 def stored_explanations(pieces: StoredPieces) -> list[str]:

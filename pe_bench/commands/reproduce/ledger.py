@@ -18,8 +18,15 @@ from pe_bench.commands.reproduce.claims import (
     judge_claim,
     series_of,
 )
+from pe_bench.commands.reproduce.explained import stored_shares
 from pe_bench.commands.reproduce.outcomes import stored_levels
-from pe_bench.commands.reproduce.papers import WINDOWS, LedgerClaim, Paper, read_papers
+from pe_bench.commands.reproduce.papers import (
+    OF_CHANGES,
+    WINDOWS,
+    LedgerClaim,
+    Paper,
+    read_papers,
+)
 from pe_bench.commands.reproduce.pieces import StoredPieces
 from pe_bench.commands.reproduce.study import Study, Sweep, read_study, spell_tokens, study_names
 from pe_bench.commands.reproduce.tables import TableScores
@@ -159,7 +166,7 @@ def stored_scores(study: Study) -> Scores | None:
     """Return the scores of a study's stored pieces, else of its table; None if neither has a score."""
     pieces = StoredPieces(study)
     if pieces.read():
-        return Measurements(pieces.folder, pieces.steps())
+        return Measurements(pieces.folder, pieces.steps(), stored_shares(pieces))
     levels = stored_levels(study)
     return TableScores(levels, study.length) if levels else None
 
@@ -169,9 +176,12 @@ def is_tested_by(claim: LedgerClaim, study: Study, sweep: Sweep, own: Study | No
 
     A claim between two sweeps, a later stage, a Hugging Face model and a prediction are tested only by their
     own sweep. A sweep with options for its encodings or with another tokenizer tests only the claims that
-    name it. own: the study that the claim names.
+    name it. Only a study that explains its runs tests what a change restores. own: the study that the claim
+    names.
     """
     if not claim.of or claim.than_sweep or claim.rule:
+        return False
+    if claim.kind in OF_CHANGES and not study.explains:
         return False
     differs = any(text.startswith(("encoding.", "modifier", "tokenizer=")) for text in sweep.overrides)
     if differs or sweep.source or sweep.checkpoint:

@@ -250,7 +250,7 @@ def _counts_text(judged: Sequence[Judged]) -> str:
     counts = Counter(claim.outcome for claim in judged)
     parts = [f"{counts[outcome]} {outcome}" for outcome in ORDER]
     text = ", ".join(parts)
-    return f"claims: {text} (each by a 95 % interval, in bits per byte or right examples)"
+    return f"claims: {text} (each by a 95 % interval, in bits per byte or as a share)"
 
 
 def _comparison_lines(outcomes: Outcomes) -> Iterator[str]:

@@ -37,9 +37,15 @@ OF_ONE_ENCODING = {
     "stays_in_window": ("{of} at {at} gains nothing beyond its training length", "gain over the window"),
     "solves": ("{of} solves examples of {at} tokens", "right"),
     "misses": ("{of} does not solve examples of {at} tokens", "right"),
+    "restores": ("{of} at {at} regains over half of its loss with {change} in all layers", "share restored"),
+    "restores_little": (
+        "{of} at {at} regains under half of its loss with {change} in all layers",
+        "share restored",
+    ),
 }
 KINDS = OF_TWO_ENCODINGS | OF_ONE_ENCODING
 OF_LEVELS = ("order", "alike")
+OF_CHANGES = ("restores", "restores_little")
 WINDOWS = ("nonoverlapping", "sliding")
 
 
@@ -58,6 +64,7 @@ class Claim:
     since: float = 1.0  # the length from which a change is measured, over the training length
     low: float | None = None  # the lower bound of a change, in bits per byte; None for no bound
     high: float | None = None
+    change: str = ""  # a change of `explain`, for a claim about what restores a loss
     text: str = ""  # the sentence of a claim of the kind `MEASURED`
 
     @property
@@ -74,7 +81,8 @@ class Claim:
         if self.kind == MEASURED:
             return self.text
         sentence, _ = KINDS[self.kind]
-        text = sentence.format(of=of, than=than, at=at, first=first, bounds=self.bounds)
+        parts = {"of": of, "than": than, "at": at, "first": first}
+        text = sentence.format(**parts, bounds=self.bounds, change=f"'{self.change}'")
         return f"{text} ({self.protocol} windows)" if self.protocol in WINDOWS else text
 
 
@@ -152,11 +160,13 @@ def _read_paper(path: Path) -> Paper:
 
 
 def check_claim(claim: Claim) -> None:
-    """Raise `UserError` for an unknown kind, and for a change without bounds."""
+    """Raise `UserError` for an unknown kind, and for a claim that lacks what its kind needs."""
     kinds = (*KINDS, MEASURED)
     require(claim.kind in kinds, unknown(claim.kind, "kind of claim", kinds))
     has_bounds = claim.low is not None or claim.high is not None
     require(has_bounds or claim.kind != "changes_by", "a claim of kind changes_by needs low or high")
+    has_change = claim.kind not in OF_CHANGES or bool(claim.change)
+    require(has_change, f"a claim of kind {claim.kind} needs change, the name of a change of explain")
     if claim.kind == MEASURED:
         is_whole = isinstance(claim, LedgerClaim) and bool(claim.text and claim.outcome)
         require(is_whole, f"a claim of kind {MEASURED} belongs in configs/claims and needs text and outcome")

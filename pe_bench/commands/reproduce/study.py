@@ -9,7 +9,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-from pe_bench.commands.reproduce.papers import Claim, check_claim, ledger_claims, part_of
+from pe_bench.commands.reproduce.papers import (
+    OF_CHANGES,
+    Claim,
+    check_claim,
+    ledger_claims,
+    part_of,
+)
 from pe_bench.config.groups import config_dir, names_in
 from pe_bench.config.overrides import quote
 from pe_bench.config.schema import Protocol
@@ -239,6 +245,8 @@ def _check_study(study: Study) -> None:
         require(is_trained_on_text or not study.explains, message)
     for claim in study.claims:
         check_claim(claim)
+        message = f"a claim of kind {claim.kind} needs a study with explains: true"
+        require(study.explains or claim.kind not in OF_CHANGES, message)
     names_of_sweeps: list[str] = []
     for claim in study.claims:
         names_of_sweeps += [claim.sweep, claim.than_sweep]

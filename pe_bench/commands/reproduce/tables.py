@@ -88,6 +88,10 @@ class TableScores:
             return interval, "solves"
         return interval, "partial" if interval.high < SOLVED else "unclear"
 
+    def restored(self, series: Series, change: str, length: int) -> Number:
+        """Return no number: a table has levels of whole models alone."""
+        return Number(missing=NOT_SCORED)
+
     def _level_label(self, series: Series) -> str:
         """Return the label of a series; if empty, the label of the sweep's only encoding, as trained."""
         trained = (label for label in sorted(self.labels(series.sweep)) if "->" not in label)

@@ -6,8 +6,11 @@ from pathlib import Path
 import pytest
 from support.commands import Command
 
+from pe_bench.commands.explain.effects import Effect, Loss, Place
+from pe_bench.commands.explain.explanation import Explanation
 from pe_bench.commands.reproduce import papers
-from pe_bench.commands.reproduce.claims import NOT_SCORED, Judged, Series, judge_claim
+from pe_bench.commands.reproduce.claims import NOT_SCORED, OPPOSITE, Judged, Series, judge_claim
+from pe_bench.commands.reproduce.explained import shares_of
 from pe_bench.commands.reproduce.ledger import Answer, Entry, is_tested_by, render_ledger
 from pe_bench.commands.reproduce.outcomes import Level
 from pe_bench.commands.reproduce.papers import (
@@ -99,6 +102,7 @@ def test_a_claim_is_tested_by_the_sweeps_that_train_its_encodings_on_the_same_ki
         (replace(CLAIM, kind="early_tokens"), plain, False),
         (replace(CLAIM, rule="judgement"), plain, False),
         (replace(CLAIM, than_sweep="1M tokens"), plain, False),
+        (replace(CLAIM, kind="restores", change="cut"), plain, False),
         (CLAIM, replace(plain, overrides=["encoding.base=128"]), False),
         (CLAIM, replace(plain, task="copy"), False),
     ):
@@ -123,6 +127,45 @@ def test_an_interval_of_a_table_is_as_wide_as_its_seeds_allow() -> None:
         assert judge_claim(claim, scores).outcome == outcome, claim
     alone = TableScores([{**each, "seeds": "1"} for each in levels], 128)
     assert judge_claim(Claim("breaks", "x", "rope", 2), alone).outcome == "unclear"
+
+
+def test_a_claim_about_a_change_is_judged_by_the_share_of_the_loss_that_it_restores() -> None:
+    runs = (Path("a"), Path("b"))
+    everywhere, one = Place((0, 1), is_all=True), Place((1,))
+    lost = Interval(1.0, 0.9, 1.1, 2, 5)
+    effects = (
+        Effect("cut", "", everywhere, 256, lost, Interval(0.9, 0.8, 1.0, 2, 5)),
+        Effect("cut", "", one, 256, lost, Interval(0.1, 0.0, 0.2, 2, 5)),
+        Effect("cut", "", everywhere, 128, lost),
+        Effect("sharpen", "", everywhere, 256, lost, Interval(0.1, 0.0, 0.2, 2, 5)),
+        Effect("fitted", "", everywhere, 256, lost, Interval(0.5, 0.4, 0.6, 2, 5)),
+        Effect("window", "", everywhere, 256, reason="no softmax"),
+    )
+    losses = (Loss(256, lost), Loss(512, Interval(0.0, -0.1, 0.1, 2, 5)))
+    found = Explanation("rope", runs, 128, (256, 512), 10, 5, True, losses, effects, "why")
+    explained = shares_of(found, "long")
+    assert explained.series == Series("rope", "long")
+
+    class Scores(TableScores):
+        def restored(self, series: Series, change: str, length: int) -> Number:
+            return explained.share(change, length)
+
+    for change, at, outcome, evidence in (
+        ("cut", 2, "holds", "share restored +0.900 [+0.800, +1.000], seeds: 2"),
+        ("sharpen", 2, "contradicted", "share restored +0.100 [+0.000, +0.200], seeds: 2"),
+        ("fitted", 2, "unclear", "share restored +0.500 [+0.400, +0.600], seeds: 2"),
+        ("window", 2, "unclear", "no softmax"),
+        ("cut", 4, "unclear", "no loss is sure at 512"),
+        ("cut", 8, "unclear", NOT_SCORED),
+        ("off", 2, "unclear", NOT_SCORED),
+    ):
+        claim = Claim("restores", "x", "rope", at, change=change)
+        judged = judge_claim(claim, Scores([], 128))
+        assert (judged.outcome, judged.evidence) == (outcome, evidence), change
+        little = judge_claim(replace(claim, kind="restores_little"), Scores([], 128))
+        assert little.outcome == OPPOSITE[outcome]
+        said = f"rope at {128 * at:,} regains over half of its loss with '{change}' in all layers"
+        assert str(judged) == said
 
 
 def test_a_table_does_not_say_whether_a_later_stage_has_learned_and_says_it_of_a_task() -> None:
@@ -170,6 +213,7 @@ def test_a_mistake_in_the_ledger_names_its_file(tmp_path: Path) -> None:
         ("kind: falls", "kind: fals", "unknown kind of claim 'fals': did you mean 'falls'?"),
         ("source: table 1", "at: 2", "a claim needs a source, or a rule"),
         ("kind: falls", "kind: changes_by", "needs low or high"),
+        ("kind: falls", "kind: restores", "needs change, the name of a change of explain"),
         (
             "kind: falls",
             "kind: measured, text: it falls",
@@ -193,6 +237,7 @@ def test_the_ledger_is_printed_in_eighty_columns_and_trains_nothing(
     for said in ("https://arxiv.org/abs/2108.12409", "not run: base 100M", "claims: ", "predictions: "):
         assert said in printed.out
     assert "changes       t5 is better than alibi at 1x" in printed.out
+    assert "holds         rope at 4x regains over half of its loss with 'cut' in all layers" in printed.out
     assert not Path("results").exists()
     one = command("reproduce", "--claims", "fire").out
     assert "fire holds up to 4x" in one and "alibi" not in one

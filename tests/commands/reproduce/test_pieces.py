@@ -102,7 +102,8 @@ def test_stored_pieces_say_what_their_runs_said_and_are_not_made_again(
 
 
 def test_a_study_that_explains_stores_why_the_runs_of_each_piece_fail(command: Command, study: Study) -> None:
-    study.path.write_text(TOY.replace("over: tokens", "explains: true"))
+    claim = "  - {kind: restores, of: rope, sweep: long, change: window, at: 8, source: nobody}\n"
+    study.path.write_text(TOY.replace("over: tokens", "explains: true") + claim)
     made = command(*arguments(study), "threads=1", "--write-table")
     assert made.code == 0, made.err
     explained = StoredPieces(study).folder / "explained"
@@ -116,7 +117,11 @@ def test_a_study_that_explains_stores_why_the_runs_of_each_piece_fail(command: C
     text = tables[1].read_text()
     assert "rope, trained at 16 tokens" in text and "what each layer reads" in text
     assert study.text not in text
-    assert text in command(*arguments(study), "--stored").out
+    stored = command(*arguments(study), "--stored").out
+    assert text in stored
+    ours = command(*arguments(study), "threads=1")
+    for out in (made.out, stored, ours.out):
+        assert "rope (long) at 128 regains over half of its loss with 'window'" in out
 
     tables[1].unlink()
     again = command(*arguments(study), "threads=1", "--write-table")
@@ -173,6 +178,13 @@ def test_a_stored_piece_with_several_runs_of_a_seed_is_made_anew_for_more_seeds(
     assert _runs_of_fewer_seeds(wanted, [one_run]) == ("rope-s0",)
     assert _runs_of_fewer_seeds(wanted, [two_runs]) == ()
     assert _runs_of_fewer_seeds(wanted, [replace(one_run, settings="cd")]) == ()
+
+
+def test_a_claim_about_a_change_needs_a_study_that_explains(study: Study) -> None:
+    claim = "  - {kind: restores, of: rope, sweep: long, change: window, at: 8, source: nobody}\n"
+    study.path.write_text(TOY + claim)
+    with pytest.raises(UserError, match="a claim of kind restores needs a study with explains: true"):
+        read_study("toy", [study.path.parent.parent])
 
 
 def test_a_study_that_explains_answers_or_checkpoints_is_refused(folder: Path) -> None:
