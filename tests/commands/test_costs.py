@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from support.commands import LEARNED, TRIED, Command, only_run
 
+from pe_bench.commands.explain import explain
 from pe_bench.system import cost
 
 
@@ -51,6 +52,17 @@ def test_a_try_says_it_for_a_seed(command: Command, folder: Path) -> None:
     keys = (*TRIED, *LEARNED, f"data.path={folder / 'corpus'}", "--lengths", "16,32", "--minutes", "0.01")
     outcome = command("try", "nope", *keys, "--results-dir", str(folder / "results"))
     assert costs_in(outcome.err) == ["2 runs of one seed"], outcome.err
+
+
+def test_an_explanation_of_a_slow_model_says_it_before_longer_lengths_are_scored(
+    train: Command, command: Command, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert train("encoding=rope").code == 0
+    results = str(folder / "results")
+    monkeypatch.setattr(explain, "SLOW", 0.0)
+    monkeypatch.setattr(explain.Explainer, "_effects_of_changes", lambda *given: [])
+    slow = command("explain", "rope", "--lengths", "24", "--targets", "6", "--results-dir", results)
+    assert slow.code == 0 and costs_in(slow.err) == ["explaining 1 run"], slow.err
 
 
 def test_a_sweep_says_once_which_text_it_trains_on_and_how_that_is_split(

@@ -44,6 +44,7 @@ UNLEARNED = {
 By = Literal["head", "layer"]
 MOST_SINGLE = 8  # layers: in a model with more, quarters of the depth come before single layers
 QUARTERS = 4
+SLOW = 10.0  # seconds to score the training length; beyond it, the cost is estimated before longer lengths
 TARGETS = 20  # blocks: as many documents as an interval over documents needs
 TARGETS_OF_CHECKPOINT = 4
 
@@ -167,10 +168,6 @@ class Explainer:
 
     def explain(self, *, by_head: bool = False) -> tuple[list[Loss], list[Effect]]:
         """Return the loss at each length, and the effect of each change."""
-        losses = self._score_losses()
-        effects: list[Effect] = []
-        if not any(loss.is_sure for loss in losses):
-            return losses, effects
         changes = changes_of(self.train_length)
         for_parts = [change for change in changes if change.in_single_layers]
         for_all = [change for change in changes if change.in_all_layers]
@@ -178,6 +175,10 @@ class Explainer:
         parts = singles if self.n_layers <= MOST_SINGLE else quarters(self.n_layers)
         everything = Place(tuple(range(self.n_layers)), is_all=True)
         planned = [*product(for_all, [everything]), *product(for_parts, parts)]
+        losses = self._score_losses(planned)
+        effects: list[Effect] = []
+        if not any(loss.is_sure for loss in losses):
+            return losses, effects
         effects += self._effects_of_changes(planned, losses)
         if parts is not singles:
             best = best_effect((effect for effect in effects if effect.place in parts), losses)
@@ -208,11 +209,16 @@ class Explainer:
         layers = [model.layer(number) for number in range(self.n_layers)]
         return layer_measures(values_at_lengths, self.benches[0].clusters, layers, self.train_length)
 
-    def _score_losses(self) -> list[Loss]:
-        """Score the unchanged models, and return the loss at each length. Raises `RunError`."""
+    def _score_losses(self, planned: Sequence[tuple[Change, Place]]) -> list[Loss]:
+        """Score the unchanged models, and return the loss at each length. Raises `RunError`.
+
+        planned: the changes to come, each with its place, for an early estimate of the cost.
+        """
         reason = self._score_unchanged(self.train_length)
         if reason:
             raise RunError(f"nothing can be scored at the training length: {reason}")
+        if self.seconds[self.train_length] > SLOW:
+            self._expect_cost(planned)
         within = self.levels[self.train_length]
         losses: list[Loss] = []
         for length in self.lengths:
@@ -222,6 +228,18 @@ class Explainer:
             else:
                 losses.append(loss_of(length, within, self.levels[length]))
         return losses
+
+    def _expect_cost(self, planned: Sequence[tuple[Change, Place]]) -> None:
+        """Report the cost of the whole explanation, as if something were lost at each length.
+
+        A longer length is taken to cost more in proportion, until it is scored itself.
+        """
+        for length in self.lengths:
+            self.seconds[length] = self.seconds[self.train_length] * length / self.train_length
+        experiments = [Experiment(*each, length) for length, each in product(self.lengths, planned)]
+        unchanged = sum(self.seconds[length] for length in self.lengths)
+        job = self.benches[0].job
+        expect(unchanged + sum(map(self._seconds_to_score, experiments)), cores_of(job.device, job.threads))
 
     def _score_unchanged(self, length: int) -> str:
         """Score the unchanged models at a length. Returns why this is not possible; empty if it is."""
