@@ -11,6 +11,7 @@ from torch import Tensor
 
 import pe_bench
 from pe_bench.commands.evaluate import Evaluation
+from pe_bench.commands.explain import explain
 from pe_bench.commands.explain.bench import Bench
 from pe_bench.commands.explain.effects import sentence_of
 from pe_bench.commands.explain.explain import Explainer, load_bench
@@ -97,13 +98,17 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
     return trained(tmp_path_factory.mktemp("planted"), 0)
 
 
-def planted(bench: Bench, cause: str, layer: int) -> str:
-    """Return the sentence on the model with a cause in one layer."""
+def spoilt(bench: Bench, cause: str, layer: int) -> Explainer:
+    """Return the explainer of the model with a cause in one layer."""
     make, _ = CAUSES[cause]
     model = bench.job.model
-    spoilt = model.changed({layer: stack([model.layer(layer), make(layer)])}, {})
-    work = Explainer([Bench(replace(bench.job, model=spoilt), bench.plans, bench.fitted_on)], [LONGER])
-    losses, effects = work.explain(by_head=True)
+    changed = model.changed({layer: stack([model.layer(layer), make(layer)])}, {})
+    return Explainer([Bench(replace(bench.job, model=changed), bench.plans, bench.fitted_on)], [LONGER])
+
+
+def planted(bench: Bench, cause: str, layer: int) -> str:
+    """Return the sentence on the model with a cause in one layer."""
+    losses, effects = spoilt(bench, cause, layer).explain(by_head=True)
     return sentence_of("kerple_log", LENGTH, losses, effects)
 
 
@@ -122,6 +127,20 @@ def test_without_a_planted_cause_no_layer_is_named(bench: Bench) -> None:
 def test_a_planted_cause_is_named_with_its_layer(bench: Bench, cause: str, layer: int) -> None:
     sentence = planted(bench, cause, layer)
     assert is_named(sentence, cause, layer), sentence
+
+
+def test_in_a_deep_model_only_changes_that_help_in_all_layers_are_tried_in_parts(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(explain, "MOST_SINGLE", LAYERS - 1)
+    losses, effects = spoilt(bench, "new distances", 0).explain()
+    whole = {effect.change: effect for effect in effects if effect.place.is_all}
+    helpful = {name for name, effect in whole.items() if effect.share and effect.share.low > 0}
+    in_parts = {effect.change for effect in effects if not effect.place.is_all}
+    assert "cut" in in_parts <= helpful and whole.keys() - in_parts >= {"sharpen", "freeze slow"}
+    places = [effect.place.layers for effect in effects if effect.change == "cut" and effect.length == LONGER]
+    assert places == [(0, 1, 2, 3, 4), (0,), (1,), (2, 3), (4,), (0,)]
+    assert is_named(sentence_of("kerple_log", LENGTH, losses, effects), "new distances", 0)
 
 
 @pytest.mark.full

@@ -159,7 +159,7 @@ def sentence_of(label: str, train_length: int, losses: Sequence[Loss], effects: 
         others = _clause_on_other_kinds(whole, best.change)
         return f"{change} {best.place.words} alone restores {_share_text(best)} of {lost}{others}"
     best = max(whole, key=_mean_share, default=None)
-    if best is None or not _surely_restores_something(best):
+    if best is None or not surely_restores_something(best):
         return f"No change surely restores anything of {lost}"
     restored = f"{best.words} {best.place.words} restores {_share_text(best)} of {lost}"
     others = _clause_on_other_kinds(whole, best.change)
@@ -219,7 +219,8 @@ def _surely_restores_half(effect: Effect, n_changes: int) -> bool:
     return low > HALF
 
 
-def _surely_restores_something(effect: Effect) -> bool:
+def surely_restores_something(effect: Effect) -> bool:
+    """Return whether the share is surely above zero."""
     return effect.share is not None and effect.share.low > 0
 
 

@@ -21,6 +21,7 @@ from pe_bench.commands.explain.effects import (
     effect_of,
     loss_of,
     sentence_of,
+    surely_restores_something,
     worst_layer,
 )
 from pe_bench.commands.explain.explanation import Explanation
@@ -170,17 +171,22 @@ class Explainer:
         """Return the loss at each length, and the effect of each change."""
         changes = changes_of(self.train_length)
         for_parts = [change for change in changes if change.in_single_layers]
-        for_all = [change for change in changes if change.in_all_layers]
-        singles = [Place((number,)) for number in range(self.n_layers)]
-        parts = singles if self.n_layers <= MOST_SINGLE else quarters(self.n_layers)
         everything = Place(tuple(range(self.n_layers)), is_all=True)
-        planned = [*product(for_all, [everything]), *product(for_parts, parts)]
+        singles = [Place((number,)) for number in range(self.n_layers)]
+        planned = [(change, everything) for change in changes if change.in_all_layers]
+        is_deep = self.n_layers > MOST_SINGLE
+        if not is_deep:
+            planned += product(for_parts, singles)
         losses = self._score_losses(planned)
         effects: list[Effect] = []
         if not any(loss.is_sure for loss in losses):
             return losses, effects
         effects += self._effects_of_changes(planned, losses)
-        if parts is not singles:
+        if is_deep:
+            helpful = {effect.change for effect in effects if surely_restores_something(effect)}
+            for_parts = [change for change in for_parts if change.name in helpful]
+            parts = quarters(self.n_layers)
+            effects += self._effects_of_changes([*product(for_parts, parts)], losses)
             best = best_effect((effect for effect in effects if effect.place in parts), losses)
             worst = parts[0] if best is None else best.place
             inside = [singles[number] for number in worst.layers]
