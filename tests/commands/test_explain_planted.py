@@ -12,7 +12,7 @@ from torch import Tensor
 import pe_bench
 from pe_bench.commands.evaluate import Evaluation
 from pe_bench.commands.explain.bench import Bench
-from pe_bench.commands.explain.effects import sentence_of
+from pe_bench.commands.explain.effects import cause_sentence
 from pe_bench.commands.explain.explain import Explainer, load_bench
 from pe_bench.encodings.base import LayerEncoding, Side
 from pe_bench.encodings.compose import stack
@@ -104,7 +104,7 @@ def planted(bench: Bench, cause: str, layer: int) -> str:
     spoilt = model.changed({layer: stack([model.layer(layer), make(layer)])}, {})
     work = Explainer([Bench(replace(bench.job, model=spoilt), bench.plans, bench.fitted_on)], [LONGER])
     losses, effects = work.explain(by_head=True)
-    return sentence_of("kerple_log", LENGTH, losses, effects)
+    return cause_sentence("kerple_log", LENGTH, losses, effects)
 
 
 def is_named(sentence: str, cause: str, layer: int) -> bool:
@@ -114,7 +114,7 @@ def is_named(sentence: str, cause: str, layer: int) -> bool:
 
 def test_without_a_planted_cause_no_layer_is_named(bench: Bench) -> None:
     losses, effects = Explainer([bench], [LONGER]).explain()
-    sentence = sentence_of("kerple_log", LENGTH, losses, effects)
+    sentence = cause_sentence("kerple_log", LENGTH, losses, effects)
     assert "alone restores" not in sentence, sentence
 
 

@@ -13,9 +13,10 @@ from pe_bench.render import grid
 from pe_bench.render.grid import MISSING, Cell, Column, Grid
 from pe_bench.report.statistics import Interval
 
-Missing = tuple[str, str, str]  # why a change or measure has no meaning in a layer, its name, the layer
+# The reason why a change or measure has no meaning in a layer, the name of the change or measure, the layer.
+MissingNumber = tuple[str, str, str]
 # The columns of --csv.
-COLUMNS = (
+CSV_COLUMNS = (
     *("change", "layers", "head", "length", "restored", "restored_low", "restored_high"),
     *("share", "share_low", "share_high", "reason"),
     *("measure", "mean", "difference", "difference_low", "difference_high"),
@@ -47,7 +48,7 @@ class Explanation:
         return "bits per byte" if self.has_bytes else "nats per token"
 
     def __str__(self) -> str:
-        tables = [table.draw for table in tables_of(self)]
+        tables = [table.draw for table in explanation_tables(self)]
         return grid.text_of(lambda console: grid.show(tables, console))
 
     def plot(self, path: str | Path) -> None:
@@ -67,7 +68,7 @@ class Explanation:
         draw_layers(Path(path), title, f"{self.sentence}.", effects, self.measures)
 
 
-def tables_of(found: Explanation) -> list[Grid]:
+def explanation_tables(found: Explanation) -> list[Grid]:
     """Return the table of changes with the sentence below it, and the table of measures if there are any."""
     tables = [_table_of_changes(found)]
     if found.measures:
@@ -83,7 +84,7 @@ def _table_of_changes(found: Explanation) -> Grid:
         by_length[effect.length] = effect
     trained = found.train_length
     rows = [[Cell("lost"), Cell(), Cell(), *map(_loss_cell, found.losses)]]
-    missing_effects: list[Missing] = []
+    missing_effects: list[MissingNumber] = []
     first_lost = min((loss.length for loss in found.losses if loss.is_sure), default=0)
     for (change, place), by_length in effects_by_row.items():
         first = by_length.get(first_lost)
@@ -161,7 +162,7 @@ def _table_of_measures(found: Explanation) -> Grid:
     for measure in found.measures:
         measures_by_row.setdefault((measure.name, measure.layer), []).append(measure)
     rows: list[list[Cell]] = []
-    missing_measures: list[Missing] = []
+    missing_measures: list[MissingNumber] = []
     for (name, layer), measures in measures_by_row.items():
         reason = measures[0].reason
         if reason:
@@ -197,8 +198,8 @@ def _number_text(value: float) -> str:
     return f"{value:,.1f}" if size >= 10 else f"{value:,.3f}"
 
 
-def _missing_notes(missing: Sequence[Missing]) -> list[str]:
-    """Return one note for all measures that are missing for the same reason in the same layers."""
+def _missing_notes(missing: Sequence[MissingNumber]) -> list[str]:
+    """Return notes, each with a reason, the changes or measures without a number, and their layers."""
     layers_without: dict[str, dict[str, list[str]]] = {}  # the layers, by reason and name
     for reason, name, layer in missing:
         layers_without.setdefault(reason, {}).setdefault(name, []).append(layer)
@@ -214,7 +215,7 @@ def _missing_notes(missing: Sequence[Missing]) -> list[str]:
 
 
 def _csv_rows(found: Explanation) -> Iterator[dict[str, Any]]:
-    """Yield a row for each loss, effect and measure, with the columns `COLUMNS`."""
+    """Yield a row for each loss, effect and measure, with the columns `CSV_COLUMNS`."""
     for loss in found.losses:
         yield _csv_row(change="lost", length=loss.length, restored=loss.lost, reason=loss.reason)
     for effect in found.effects:
@@ -239,8 +240,8 @@ def _csv_rows(found: Explanation) -> Iterator[dict[str, Any]]:
 
 
 def _csv_row(**values: Any) -> dict[str, Any]:
-    """Return a row of `COLUMNS`; an interval fills three columns, and missing values are None."""
-    row: dict[str, Any] = {name: values.get(name) for name in COLUMNS}
+    """Return a row of `CSV_COLUMNS`; an interval fills three columns, and missing values are None."""
+    row: dict[str, Any] = {name: values.get(name) for name in CSV_COLUMNS}
     for name in ("restored", "share", "difference"):
         interval = values.get(name)
         if interval is not None:
@@ -254,4 +255,4 @@ def csv_text(found: Explanation) -> str:
     """Return the numbers as CSV: a row for each loss, effect and measure."""
     import pandas
 
-    return pandas.DataFrame(_csv_rows(found), columns=list(COLUMNS)).to_csv(index=False)
+    return pandas.DataFrame(_csv_rows(found), columns=list(CSV_COLUMNS)).to_csv(index=False)
