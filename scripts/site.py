@@ -28,7 +28,7 @@ from pe_bench.cli.app import app
 from pe_bench.cli.exchange import bibliography
 from pe_bench.cli.list import names_of
 from pe_bench.cli.options import EXAMPLES
-from pe_bench.commands.reproduce.ledger import OUTCOMES, Entry, Ledger, spell_answers
+from pe_bench.commands.reproduce.ledger import OUTCOMES, Ledger, LedgerEntry, spell_answers
 from pe_bench.commands.reproduce.papers import Paper
 from pe_bench.config.groups import keys
 from pe_bench.inspection import picture
@@ -265,7 +265,7 @@ def _measured() -> dict[str, list[tuple[str, ...]]]:
     return found
 
 
-def _claim_pages(papers: Mapping[Paper, Sequence[Entry]]) -> dict[str, str]:
+def _claim_pages(papers: Mapping[Paper, Sequence[LedgerEntry]]) -> dict[str, str]:
     """Return a page for each paper of the ledger, and one that lists them."""
     explained = "[How claims are judged](../reproduce.md#the-ledger-of-claims)"
     rows = []

@@ -163,12 +163,17 @@ def _lengths(record: Record) -> str:
 
 def _studies(results_dir: Path) -> Listing:
     """Return the studies. The JSON field `done` has all runs if the results have a picture of the study."""
-    from pe_bench.commands.reproduce.outcomes import stored_runs
+    from pe_bench.commands.reproduce.outcomes import count_stored_runs
     from pe_bench.commands.reproduce.study import read_study, study_names
 
     records = []
     for study in map(read_study, study_names()):
-        done = study.runs if study.picture(results_dir).exists() else 0
-        facts = {"study": study.name, "minutes": study.minutes, "stored": stored_runs(study), "done": done}
+        done = study.runs if study.picture_path(results_dir).exists() else 0
+        facts = {
+            "study": study.name,
+            "minutes": study.minutes,
+            "stored": count_stored_runs(study),
+            "done": done,
+        }
         records.append(facts | {"runs": study.runs, "question": study.question})
     return Listing(records, _field_columns("study", "minutes", "stored", "runs", "question"), ABOUT_STUDIES)
