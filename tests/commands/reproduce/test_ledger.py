@@ -147,7 +147,7 @@ def test_a_claim_about_a_change_is_judged_by_the_share_of_the_loss_that_it_resto
     assert explained.series == Series("rope", "long")
 
     class Scores(TableScores):
-        def restored(self, series: Series, change: str, length: int) -> Number:
+        def restored_share(self, series: Series, change: str, length: int) -> Number:
             return explained.share(change, length)
 
     for change, at, outcome, evidence in (
