@@ -425,7 +425,7 @@ def import_runs(
 
 
 def _without(arguments: dict[str, Any], *names: str) -> dict[str, Any]:
-    """Return the arguments of a call but those with these names."""
+    """Return the arguments of a call except those with these names."""
     kept = dict(arguments)
     for name in names:
         del kept[name]

@@ -64,7 +64,7 @@ def _values_of_probe(line: Any) -> dict[str, Any]:
 
 
 def _values_of_look(look: Any) -> dict[str, Any]:
-    """Return the two differences of a look at a try, with the bounds that decide its verdict."""
+    """Return both differences of a look at a try by length, each with the bounds that decide the answer."""
     differences = {}
     for name, (low, high) in zip(("at_training", "at_longest"), look.bounds, strict=True):
         difference = plain(getattr(look, name))

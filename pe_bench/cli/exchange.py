@@ -82,7 +82,7 @@ def _labels_of_lines(tables: "Sequence[Table]") -> set[str]:
 
 
 def _unshipped_names(tables: "Sequence[Table]") -> list[str]:
-    """Return the encodings and modifiers that pe-bench does not ship: their papers are not known."""
+    """Return the names in tables of encodings and modifiers that pe-bench does not ship, without papers."""
     from pe_bench.config.groups import names_in
 
     named_parts: list[str] = []

@@ -123,11 +123,11 @@ def _finish_in_processes(job: Job, processes: int, bars: Bars, waits: Callable[[
 
 
 def _finish_in_process(
-    config: Config, bars: Bars, waits: Callable[[str], None] | None, told: Listener | None
+    config: Config, bars: Bars, waits: Callable[[str], None] | None, cost_listener: Listener | None
 ) -> None:
     planner = make_plans if rank() == 0 else _no_plans
     job, plans = prepare(config, planner)
-    with report_cost_to(told):
+    with report_cost_to(cost_listener):
         finish(job, plans, bars, waits=waits)
 
 

@@ -140,7 +140,8 @@ def is_nonzero(interval: Interval) -> bool:
 def cause_sentence(label: str, train_length: int, losses: Sequence[Loss], effects: Sequence[Effect]) -> str:
     """Return the cause of the losses in one sentence, by the rule at the top of this module.
 
-    label: the encoding. losses: by rising length.
+    It names a change of one layer that surely restores over half of the loss, else the best change of all
+    layers. label: the encoding. losses: by rising length.
     """
     sure = [loss for loss in losses if loss.is_sure]
     if not sure:
@@ -183,15 +184,15 @@ def _most_precise(effects: Sequence[Effect]) -> Effect:
     return max(as_good or [best], key=_mean_share)
 
 
-def _clause_on_other_kinds(whole: Sequence[Effect], named: str) -> str:
-    """Name the best change of each kind except the kind of `named`, and the share it restores, as a clause.
+def _clause_on_other_kinds(whole: Sequence[Effect], named_change: str) -> str:
+    """Name the best change of each kind but that of `named_change`, and the share it restores, as a clause.
 
     whole: the effects of changes in all layers.
     """
     clauses: list[str] = []
     for kind in KINDS_OF_CHANGES:
         same_kind = [effect for effect in whole if effect.change in kind]
-        if named not in kind and same_kind:
+        if named_change not in kind and same_kind:
             best = max(same_kind, key=_mean_share)
             share = percent(_mean_share(best))
             clauses.append(f"{best.words} restores {share} %")

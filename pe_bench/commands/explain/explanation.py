@@ -68,47 +68,47 @@ class Explanation:
         draw_layers(Path(path), title, f"{self.sentence}.", effects, self.measures)
 
 
-def explanation_tables(found: Explanation) -> list[Grid]:
+def explanation_tables(explanation: Explanation) -> list[Grid]:
     """Return the table of changes with the sentence below it, and the table of measures if there are any."""
-    tables = [_table_of_changes(found)]
-    if found.measures:
-        tables.append(_table_of_measures(found))
+    tables = [_table_of_changes(explanation)]
+    if explanation.measures:
+        tables.append(_table_of_measures(explanation))
     return tables
 
 
-def _table_of_changes(found: Explanation) -> Grid:
+def _table_of_changes(explanation: Explanation) -> Grid:
     """Return a row for each change and place: shares by length, and the cost at the training length."""
     effects_by_row: dict[tuple[str, str], dict[int, Effect]] = {}
-    for effect in found.effects:
+    for effect in explanation.effects:
         by_length = effects_by_row.setdefault((effect.change, str(effect.place)), {})
         by_length[effect.length] = effect
-    trained = found.train_length
-    rows = [[Cell("lost"), Cell(), Cell(), *map(_loss_cell, found.losses)]]
+    trained = explanation.train_length
+    rows = [[Cell("lost"), Cell(), Cell(), *map(_loss_cell, explanation.losses)]]
     missing_effects: list[MissingNumber] = []
-    first_lost = min((loss.length for loss in found.losses if loss.is_sure), default=0)
+    first_lost = min((loss.length for loss in explanation.losses if loss.is_sure), default=0)
     for (change, place), by_length in effects_by_row.items():
         first = by_length.get(first_lost)
         if first is not None and first.reason:
             missing_effects.append((first.reason, change, place))
             continue
         cost = _cost_cell(by_length.get(trained))
-        shares = [_share_cell(by_length.get(length)) for length in found.lengths]
+        shares = [_share_cell(by_length.get(length)) for length in explanation.lengths]
         rows.append([Cell(change), Cell(place), cost, *shares])
-    notes = [f"{found.sentence}."]
-    if found.warning:
-        notes.insert(0, f"warning: {found.warning}")
+    notes = [f"{explanation.sentence}."]
+    if explanation.warning:
+        notes.insert(0, f"warning: {explanation.warning}")
     if effects_by_row:
         notes.append(SHARES_NOTE)
-        notes.append(f"at {trained:,}: {found.unit} that the change adds at the training length")
+        notes.append(f"at {trained:,}: {explanation.unit} that the change adds at the training length")
     notes += _missing_notes(missing_effects)
-    seeds = len(found.runs)
+    seeds = len(explanation.runs)
     title = [
-        f"{found.label}, trained at {trained:,} tokens",
-        f"{seeds} seeds" if seeds > 1 else found.runs[0].name,
+        f"{explanation.label}, trained at {trained:,} tokens",
+        f"{seeds} seeds" if seeds > 1 else explanation.runs[0].name,
     ]
-    title.append(f"{found.targets:,} targets of {found.documents} documents")
-    title.append(f"lost in {found.unit}")
-    columns = _columns_by_layer("change", f"at {trained:,}", *_headings(found.lengths))
+    title.append(f"{explanation.targets:,} targets of {explanation.documents} documents")
+    title.append(f"lost in {explanation.unit}")
+    columns = _columns_by_layer("change", f"at {trained:,}", *_headings(explanation.lengths))
     return Grid(columns, rows, title, notes=notes, keys=2).without_empty()
 
 
@@ -154,12 +154,12 @@ def _colour_of_interval(interval: Interval) -> str:
     return "" if is_nonzero(interval) else "dim"
 
 
-def _table_of_measures(found: Explanation) -> Grid:
+def _table_of_measures(explanation: Explanation) -> Grid:
     """Return a row for each measure and layer: its mean at each length."""
-    trained = found.train_length
-    lengths = dict.fromkeys(measure.length for measure in found.measures)
+    trained = explanation.train_length
+    lengths = dict.fromkeys(measure.length for measure in explanation.measures)
     measures_by_row: dict[tuple[str, int], list[LayerMeasure]] = {}
-    for measure in found.measures:
+    for measure in explanation.measures:
         measures_by_row.setdefault((measure.name, measure.layer), []).append(measure)
     rows: list[list[Cell]] = []
     missing_measures: list[MissingNumber] = []
@@ -214,11 +214,11 @@ def _missing_notes(missing: Sequence[MissingNumber]) -> list[str]:
     return notes
 
 
-def _csv_rows(found: Explanation) -> Iterator[dict[str, Any]]:
+def _csv_rows(explanation: Explanation) -> Iterator[dict[str, Any]]:
     """Yield a row for each loss, effect and measure, with the columns `CSV_COLUMNS`."""
-    for loss in found.losses:
+    for loss in explanation.losses:
         yield _csv_row(change="lost", length=loss.length, restored=loss.lost, reason=loss.reason)
-    for effect in found.effects:
+    for effect in explanation.effects:
         yield _csv_row(
             change=effect.change,
             layers=" ".join(map(str, effect.place.layers)),
@@ -228,7 +228,7 @@ def _csv_rows(found: Explanation) -> Iterator[dict[str, Any]]:
             share=effect.share,
             reason=effect.reason,
         )
-    for measure in found.measures:
+    for measure in explanation.measures:
         yield _csv_row(
             measure=measure.name,
             layers=str(measure.layer),
@@ -251,8 +251,8 @@ def _csv_row(**values: Any) -> dict[str, Any]:
     return row
 
 
-def csv_text(found: Explanation) -> str:
+def csv_text(explanation: Explanation) -> str:
     """Return the numbers as CSV: a row for each loss, effect and measure."""
     import pandas
 
-    return pandas.DataFrame(_csv_rows(found), columns=list(CSV_COLUMNS)).to_csv(index=False)
+    return pandas.DataFrame(_csv_rows(explanation), columns=list(CSV_COLUMNS)).to_csv(index=False)

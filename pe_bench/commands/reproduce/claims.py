@@ -84,7 +84,7 @@ class Series(NamedTuple):
 
 
 class StudyScores(Protocol):
-    """The scores that judge claims: the rows of a study's runs, or the levels of its table."""
+    """The scores of a study that judge claims: from the rows of its runs, or from its table."""
 
     length: int  # the training length
 

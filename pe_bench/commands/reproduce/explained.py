@@ -56,9 +56,9 @@ def stored_shares(pieces: StoredPieces) -> list[RestoredShares]:
     return found
 
 
-def shares_of(found: Explanation, sweep: str) -> RestoredShares:
+def shares_of(explanation: Explanation, sweep: str) -> RestoredShares:
     """Return the restored shares in an explanation of the runs of a sweep."""
-    return shares_in(csv_text(found), Series(found.label, sweep), len(found.runs))
+    return shares_in(csv_text(explanation), Series(explanation.label, sweep), len(explanation.runs))
 
 
 def shares_in(text: str, series: Series, seeds: int) -> RestoredShares:

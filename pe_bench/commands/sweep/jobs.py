@@ -259,7 +259,7 @@ class JobProgress:
 
 
 def _do_job(state: JobState, sweep: LaunchedSweep, config: Config) -> None:
-    """Do the job in the child process, and write its last state."""
+    """Train and score the run of a job in this child process, write the job's last state, and exit."""
     os.chdir(sweep.work)
     os.environ.update(sweep.variables)
     with sweep.file(state.number, "log").open("ab") as log:
