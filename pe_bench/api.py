@@ -302,7 +302,7 @@ def extend(
         lengths=chosen,
         targets=target_count,
         overrides=listed(overrides),
-        results=_folder(results_dir),
+        results=_results_folder(results_dir),
     )
 
 
@@ -342,7 +342,7 @@ def results(
     results are damaged.
     """
     options = dict(locals())
-    _folder(results_dir)
+    _results_folder(results_dir)
     from pe_bench.report.build import read_report
     from pe_bench.values import check_texts, check_type, listed
 
@@ -393,7 +393,7 @@ def try_change(
     check_texts("a change, a baseline or an override", change, against, *overrides)
     check_type(plain_value(minutes), float, "minutes")
     check_type(confirm, bool, "confirm")
-    _folder(results_dir)
+    _results_folder(results_dir)
     given = plain_value(lengths)
     if given is not None and not isinstance(given, str):
         check_type(given, list[int], "lengths")
@@ -421,18 +421,18 @@ def import_runs(
     names = listed(folders)
     require(bool(names), "no folder is given: name a run, a folder of runs or a folder of results")
     check_texts("folders", *names)
-    return import_runs(names, _folder(results_dir))
+    return import_runs(names, _results_folder(results_dir))
 
 
 def _without(arguments: dict[str, Any], *names: str) -> dict[str, Any]:
-    """Return the arguments of a call but those with these names."""
+    """Return the arguments of a call except those with these names."""
     kept = dict(arguments)
     for name in names:
         del kept[name]
     return kept
 
 
-def _folder(results_dir: Any) -> Path:
+def _results_folder(results_dir: Any) -> Path:
     """Return the folder of results as a path. Raises `UserError` for a value of another type."""
     from pe_bench.values import check_texts
 

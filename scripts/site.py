@@ -26,9 +26,9 @@ from mkdocs.structure.pages import Page
 import pe_bench
 from pe_bench.cli.app import app
 from pe_bench.cli.exchange import bibliography
-from pe_bench.cli.list import names_of
-from pe_bench.cli.options import EXAMPLES
-from pe_bench.commands.reproduce.ledger import OUTCOMES, Entry, Ledger, spell_answers
+from pe_bench.cli.list import other_names
+from pe_bench.cli.options import EXAMPLES_HEADING
+from pe_bench.commands.reproduce.ledger import OUTCOMES, Ledger, LedgerEntry, spell_answers
 from pe_bench.commands.reproduce.papers import Paper
 from pe_bench.config.groups import keys
 from pe_bench.inspection import picture
@@ -139,7 +139,7 @@ def _commands() -> str:
         parts += [f"## {name}", inspect.cleandoc(command.help or "")]
         rows = [record for param in command.get_params(context) if (record := param.get_help_record(context))]
         parts += [_table(("option", "meaning"), [(_code(typed), said) for typed, said in rows])]
-        parts += ["```sh\n" + inspect.cleandoc(command.epilog.partition(EXAMPLES)[2]) + "\n```"]
+        parts += ["```sh\n" + inspect.cleandoc(command.epilog.partition(EXAMPLES_HEADING)[2]) + "\n```"]
     return _page(parts)
 
 
@@ -160,7 +160,7 @@ def _encodings(records: Sequence[Record]) -> str:
     parts = ["# Encodings", "`pe-bench show NAME` has equation, options and claims, and draws the encoding."]
     facts = ("family", "what_it_is", "past_training", "paper")
     rows = [
-        (f"[{name}](encodings/{name}.md)", *(record[fact] for fact in facts), names_of(record))
+        (f"[{name}](encodings/{name}.md)", *(record[fact] for fact in facts), other_names(record))
         for record in records
         for name in [record["encoding"]]
     ]
@@ -188,7 +188,7 @@ def _encoding_pages(
             ("parameters, in the tiny model", f"{record['parameters']:,}"),
             ("past the training length", record["past_training"]),
             ("also known as", "; ".join(words for words, here in other_names if name in CODE.findall(here))),
-            ("note", names_of(record)),
+            ("note", other_names(record)),
             ("a training step", costs.get(label, "")),
         ]
         shown = page(subject, PAGE_WIDTH, has_formulas=True)
@@ -265,7 +265,7 @@ def _measured() -> dict[str, list[tuple[str, ...]]]:
     return found
 
 
-def _claim_pages(papers: Mapping[Paper, Sequence[Entry]]) -> dict[str, str]:
+def _claim_pages(papers: Mapping[Paper, Sequence[LedgerEntry]]) -> dict[str, str]:
     """Return a page for each paper of the ledger, and one that lists them."""
     explained = "[How claims are judged](../reproduce.md#the-ledger-of-claims)"
     rows = []

@@ -15,7 +15,7 @@ import typer
 
 import pe_bench
 from pe_bench.cli.app import app
-from pe_bench.commands.reproduce.ledger import Entry
+from pe_bench.commands.reproduce.ledger import LedgerEntry
 from pe_bench.commands.reproduce.papers import read_papers
 from pe_bench.config.groups import keys, names_in
 
@@ -44,7 +44,7 @@ def test_each_claim_of_the_ledger_is_on_the_page_of_its_paper() -> None:
     assert specification is not None and specification.loader is not None
     hooks = importlib.util.module_from_spec(specification)
     specification.loader.exec_module(hooks)
-    papers = {paper: [Entry(claim, ()) for claim in paper.claims] for paper in read_papers()}
+    papers = {paper: [LedgerEntry(claim, ()) for claim in paper.claims] for paper in read_papers()}
     pages = hooks._claim_pages(papers)
     for paper, entries in papers.items():
         assert f"(claims/{paper.name}.md)" in pages["claims"]

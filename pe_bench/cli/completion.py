@@ -8,7 +8,7 @@ import typer
 
 GROUP_LISTS = ("encodings", "modifiers", "models", "data", "tasks", "tokenizers", "experiments")
 LISTS = (*GROUP_LISTS, "keys", "runs", "studies")
-NAME = re.compile(r"[\w.+-]+")
+PLAIN_NAME = re.compile(r"[\w.+-]+")
 
 
 def _matching_names(group: str, begun: str) -> list[str]:
@@ -21,7 +21,7 @@ def complete_run(ctx: typer.Context, incomplete: str) -> list[str]:
     """Offer the runs in the folder of results, without names that a shell would interpret."""
     folder = Path(ctx.params["results_dir"]) / "runs"
     runs = [path.parent.name for path in sorted(folder.glob(f"{incomplete}*/config.yaml"))]
-    return [name for name in runs if NAME.fullmatch(name)]
+    return [name for name in runs if PLAIN_NAME.fullmatch(name)]
 
 
 def complete_override(ctx: typer.Context, incomplete: str) -> list[str]:

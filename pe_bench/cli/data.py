@@ -1,7 +1,7 @@
 """The JSON of commands with `--json`: their records as plain data, by the fields of their classes.
 
-docs/json.md explains it, and docs/pe-bench.schema.json defines it. Raise `VERSION` when a name is removed or
-its meaning changes; a new name breaks no program.
+docs/json.md explains it, docs/pe-bench.schema.json defines it. Raise `JSON_VERSION` when a name is removed
+or its meaning changes; a new name breaks no program.
 """
 
 import dataclasses
@@ -13,14 +13,14 @@ from typing import Any
 
 from pe_bench.system.terminal import write_out
 
-VERSION = 1
+JSON_VERSION = 1
 # Fields that repeat other fields in a sentence, or that only lay out a table.
-LEFT_OUT = {"why", "caveats", "chosen", "spread", "rows", "has_short_label"}
+OMITTED_FIELDS = {"why", "caveats", "chosen", "spread", "rows", "has_short_label"}
 
 
 def print_data(command: str, **values: Any) -> None:
     """Print one JSON document, the whole standard output of a command."""
-    document = {"version": VERSION, "command": command, **plain(values)}
+    document = {"version": JSON_VERSION, "command": command, **plain(values)}
     text = json.dumps(document, indent=1, allow_nan=False)
     write_out(f"{text}\n")
 
@@ -44,8 +44,8 @@ def plain(value: Any) -> Any:
     if isinstance(value, Path):
         return str(value)
     if dataclasses.is_dataclass(value):
-        fields = [field.name for field in dataclasses.fields(value) if field.name not in LEFT_OUT]
-        more = MORE.get(type(value).__name__, lambda record: {})(value)
+        fields = [field.name for field in dataclasses.fields(value) if field.name not in OMITTED_FIELDS]
+        more = EXTRA_VALUES.get(type(value).__name__, lambda record: {})(value)
         return plain({name: getattr(value, name) for name in fields} | more)
     if isinstance(value, Mapping):
         if all(isinstance(key, str) for key in value):
@@ -54,7 +54,7 @@ def plain(value: Any) -> Any:
     return [plain(inner) for inner in value]
 
 
-def _numbers_of_probe(line: Any) -> dict[str, Any]:
+def _values_of_probe(line: Any) -> dict[str, Any]:
     """Return the numbers of a probe at each length and depth, or the reasons for missing numbers."""
     findings = []
     for (length, depth), found in line.found.items():
@@ -63,8 +63,8 @@ def _numbers_of_probe(line: Any) -> dict[str, Any]:
     return {"found": findings}
 
 
-def _bounds(look: Any) -> dict[str, Any]:
-    """Return the two differences of a look at a try, with the bounds that decide its verdict."""
+def _values_of_look(look: Any) -> dict[str, Any]:
+    """Return both differences of a look at a try by length, each with the bounds that decide the answer."""
     differences = {}
     for name, (low, high) in zip(("at_training", "at_longest"), look.bounds, strict=True):
         difference = plain(getattr(look, name))
@@ -72,7 +72,7 @@ def _bounds(look: Any) -> dict[str, Any]:
     return differences
 
 
-def _answers(outcome: Any) -> dict[str, Any]:
+def _values_of_outcome(outcome: Any) -> dict[str, Any]:
     """Return the answer of a try, and the break point of each of its sides."""
     change, baseline = outcome.works_to
     return {
@@ -83,9 +83,9 @@ def _answers(outcome: Any) -> dict[str, Any]:
 
 
 # Values of records in JSON that are not fields, by the class.
-MORE: Mapping[str, Callable[[Any], dict[str, Any]]] = {
+EXTRA_VALUES: Mapping[str, Callable[[Any], dict[str, Any]]] = {
     "Line": lambda line: {"label": line.label},
-    "ProbeLine": _numbers_of_probe,
-    "Look": _bounds,
-    "Outcome": _answers,
+    "ProbeLine": _values_of_probe,
+    "Look": _values_of_look,
+    "Outcome": _values_of_outcome,
 }

@@ -13,13 +13,13 @@ from pe_bench.system.terminal import say, write_out
 if TYPE_CHECKING:
     from pe_bench.report.records import Table
 
-OWN = """@software{{pe_bench,
+OWN_ENTRY = """@software{{pe_bench,
   title = {{{{pe-bench: train short, test long}}}},
   author = {{{{pe-bench contributors}}}},
   year = {{2026}},
   version = {{{version}}}
 }}"""
-CITED = re.compile(r"^  (eprint|url|note) = {(.*)}", re.MULTILINE)
+CITED_FIELD = re.compile(r"^  (eprint|url|note) = {(.*)}", re.MULTILINE)
 
 
 @command("cite")
@@ -53,10 +53,10 @@ def cite(runs: Sequence[str] = (), *, results_dir: Path = Path("results")) -> No
         tables = read_report(results_dir, named, everything=False, numbers_only=True).tables
     elif not runs:
         say(f"{results_dir} has no finished run: pe-bench alone is cited")
-    for name in _users_own(tables):
+    for name in _unshipped_names(tables):
         say(f"{name} is not one of pe-bench's encodings: add its paper yourself")
     entries = bibliography()
-    printed = [OWN.format(version=own_version())]
+    printed = [OWN_ENTRY.format(version=own_version())]
     printed += [entries[cited] for cited in _cited_papers(tables, untrained)]
     write_out("\n\n".join(dict.fromkeys(printed)) + "\n")
 
@@ -67,7 +67,7 @@ def bibliography() -> dict[str, str]:
 
     entries = {}
     for entry in (config_dir() / "papers.bib").read_text(encoding="utf-8").strip().split("\n\n"):
-        for kind, text in CITED.findall(entry):
+        for kind, text in CITED_FIELD.findall(entry):
             entries["arXiv:" * (kind == "eprint") + text.replace("\\", "")] = entry
     return entries
 
@@ -81,8 +81,8 @@ def _labels_of_lines(tables: "Sequence[Table]") -> set[str]:
     return labels
 
 
-def _users_own(tables: "Sequence[Table]") -> list[str]:
-    """Return the encodings and modifiers that pe-bench does not ship: their papers are not known."""
+def _unshipped_names(tables: "Sequence[Table]") -> list[str]:
+    """Return the names in tables of encodings and modifiers that pe-bench does not ship, without papers."""
     from pe_bench.config.groups import names_in
 
     named_parts: list[str] = []
@@ -125,7 +125,7 @@ def export(name: str, *, folder: Path, with_: str | None = None, results_dir: Pa
       pe-bench export nope --hf FOLDER --results-dir results
       pe-bench export hf:FOLDER --with 'yarn factor=2' --hf OTHER
     """
-    from pe_bench.commands.export import export_checkpoint, export_run
+    from pe_bench.commands.export import export_hf_model, export_run
     from pe_bench.runs.find import is_checkpoint
 
     if not is_checkpoint(name):
@@ -134,7 +134,7 @@ def export(name: str, *, folder: Path, with_: str | None = None, results_dir: Pa
         return
     if with_ is None:
         raise UserError(f"{name} is a checkpoint of transformers already: give --with 'yarn factor=2'")
-    export_checkpoint(name, with_, folder, results_dir)
+    export_hf_model(name, with_, folder, results_dir)
 
 
 @command("import", api.import_runs)

@@ -22,9 +22,9 @@ if TYPE_CHECKING:  # these import torch, for which a mistyped argument should no
 
 # The end of a run's name with its hash, a part of the hash, or none.
 RUN_NAME = re.compile(r"-s\d+(-[0-9a-f]*)?\*?$")
-Results = dict["Property", "Finding"]  # the findings of an encoding
+Findings = dict["Property", "Finding"]  # the findings of an encoding
 # In colour too, and not by colour alone.
-SIGNS = {"holds": "ok", "fails": "FAILS", "not claimed": "-"}
+STATE_SIGNS = {"holds": "ok", "fails": "FAILS", "not claimed": "-"}
 
 
 @command("check")
@@ -65,14 +65,14 @@ def check(
     print_checks(check_each([*every, *arguments], config_dir), verbose=verbose, as_json=as_json)
 
 
-def check_each(arguments: Sequence[str], search: Sequence[Path]) -> dict[str, Results]:
-    """Check every encoding in the arguments, with a progress bar on a terminal."""
+def check_each(arguments: Sequence[str], search: Sequence[Path]) -> dict[str, Findings]:
+    """Check every encoding in the arguments, and return the findings of each by its name."""
     from pe_bench.inspection.check import PROPERTIES, check_all
     from pe_bench.inspection.check.case import find_cases
     from pe_bench.system.machine import one_thread
 
     cases = find_cases(arguments, search)
-    results: dict[str, Results] = {case.name: {} for case in cases}
+    results: dict[str, Findings] = {case.name: {} for case in cases}
     with one_thread(), progress_bar("check", len(cases) * len(PROPERTIES)) as bar:
         for case in cases:
             for prop, finding in check_all(case):
@@ -81,7 +81,7 @@ def check_each(arguments: Sequence[str], search: Sequence[Path]) -> dict[str, Re
     return results
 
 
-def print_checks(results: dict[str, Results], *, verbose: bool = False, as_json: bool = False) -> None:
+def print_checks(results: dict[str, Findings], *, verbose: bool = False, as_json: bool = False) -> None:
     """Print the findings. Raises `RunError` if a property fails."""
     states = states_of(results)
     if as_json:
@@ -96,7 +96,7 @@ def print_checks(results: dict[str, Results], *, verbose: bool = False, as_json:
         write_out(f"\n{len(states) - states.count('not claimed')} checks hold, none fails\n")
 
 
-def states_of(results: dict[str, Results]) -> list[str]:
+def states_of(results: dict[str, Findings]) -> list[str]:
     """Return the states of all properties of all encodings: holds, fails or not claimed."""
     states: list[str] = []
     for result in results.values():
@@ -104,7 +104,7 @@ def states_of(results: dict[str, Results]) -> list[str]:
     return states
 
 
-def _findings_data(name: str, result: Results) -> dict[str, Any]:
+def _findings_data(name: str, result: Findings) -> dict[str, Any]:
     """Return the findings about an encoding as data for programs."""
     findings = []
     for prop, finding in result.items():
@@ -113,14 +113,14 @@ def _findings_data(name: str, result: Results) -> dict[str, Any]:
     return {"encoding": name, "findings": findings}
 
 
-def _finding_grids(results: dict[str, Results], *, verbose: bool) -> "Iterator[Grid]":
+def _finding_grids(results: dict[str, Findings], *, verbose: bool) -> "Iterator[Grid]":
     """Yield a table of all encodings, then a table for each with its failures, or `verbose` all findings."""
     from pe_bench.render.grid import Cell, plain_grid
     from pe_bench.report.marks import verdict_cell
 
     summary: list[list[Cell | str]] = []
     for name, result in results.items():
-        names: dict[str, list[str]] = {state: [] for state in SIGNS}
+        names: dict[str, list[str]] = {state: [] for state in STATE_SIGNS}
         for prop, finding in result.items():
             names[finding.state].append(prop.name)
         holds = f"{len(names['holds'])} of {len(result)}"
@@ -140,7 +140,7 @@ def _finding_grids(results: dict[str, Results], *, verbose: bool) -> "Iterator[G
 
 def _finding_text(prop: "Property", finding: "Finding", verbose: bool) -> str:
     """Return a finding as text: its measurement and, after a failure, the places to look at."""
-    sign = f"{SIGNS[finding.state]}  " if verbose else ""
+    sign = f"{STATE_SIGNS[finding.state]}  " if verbose else ""
     if finding.state != "fails":
         return sign + ": ".join(filter(None, (prop.meaning, finding.measured)))
     look = "; ".join(filter(None, (", ".join(finding.lines), prop.look)))

@@ -63,13 +63,13 @@ def list_(
     require(name == "runs" or tag is None, f"--tag is for pe-bench list runs: leave it out of list {name}")
     match name:
         case "encodings":
-            listing = _encodings(family, papers=papers)
+            listing = _list_encodings(family, papers=papers)
         case "runs":
-            listing = _runs(results_dir, tag)
+            listing = _list_runs(results_dir, tag)
         case "studies":
-            listing = _studies(results_dir)
+            listing = _list_studies(results_dir)
         case _:
-            listing = _configurations(name)
+            listing = _list_configurations(name)
     if as_json:
         print_data("list", list=name, rows=listing.records)
         return
@@ -81,7 +81,7 @@ def list_(
         say(remark)
 
 
-def _configurations(name: str) -> Listing:
+def _list_configurations(name: str) -> Listing:
     """Return the keys of a configuration, or the names of one of its groups."""
     from pe_bench.config.groups import description, keys, names_in
 
@@ -98,7 +98,7 @@ def _field_columns(*names: str) -> dict[str, Callable[[Record], Any]]:
     return {name.replace("_", " "): itemgetter(name) for name in names}
 
 
-def _encodings(family: str | None, *, papers: bool) -> Listing:
+def _list_encodings(family: str | None, *, papers: bool) -> Listing:
     """Return all encodings, or the encodings of a family. Raises `UserError` for an unknown family."""
     from pe_bench.inspection.catalogue import catalogue, families
 
@@ -109,13 +109,14 @@ def _encodings(family: str | None, *, papers: bool) -> Listing:
     if papers:
         past = {"past\ntraining": itemgetter("past_training")}
         return Listing(
-            chosen, {**_field_columns("encoding"), **past, **_field_columns("paper"), "other names": names_of}
+            chosen,
+            {**_field_columns("encoding"), **past, **_field_columns("paper"), "other names": other_names},
         )
     return Listing(chosen, _field_columns("encoding", "family", "parameters", "what_it_is"))
 
 
-def names_of(record: Record) -> str:
-    """Return the label of an encoding if it differs from its name, and the encoding's other names."""
+def other_names(record: Record) -> str:
+    """Return an encoding's label, if it is not the name, and its aliases as text between semicolons."""
     parts = []
     if record["label"] != record["encoding"]:
         parts.append(record["label"])
@@ -126,7 +127,7 @@ def names_of(record: Record) -> str:
     return "; ".join(parts)
 
 
-def _runs(results_dir: Path, tag: str | None) -> Listing:
+def _list_runs(results_dir: Path, tag: str | None) -> Listing:
     """Return all runs, finished or not, or the runs with a tag. Raises `UserError` if there is no run."""
     from pe_bench.runs.folder import folders_of_runs, state_of
 
@@ -136,8 +137,8 @@ def _runs(results_dir: Path, tag: str | None) -> Listing:
     if tag is not None:
         states = [state for state in states if tag in state.tags]
         require(bool(states), f"no run in {results_dir / 'runs'} has the tag {tag}: tag={tag} gives it one")
-    columns = _field_columns("run", "encoding", "state") | {"steps": _steps} | _field_columns("loss")
-    columns |= {"lengths\nscored": _lengths}
+    columns = _field_columns("run", "encoding", "state") | {"steps": _steps_text} | _field_columns("loss")
+    columns |= {"lengths\nscored": _lengths_text}
     if any(state.tags for state in states):
         columns["tags"] = lambda record: ", ".join(record["tags"])
     # The problems have no room in the table.
@@ -145,7 +146,7 @@ def _runs(results_dir: Path, tag: str | None) -> Listing:
     return Listing([*map(asdict, states)], columns, problems)
 
 
-def _steps(record: Record) -> str:
+def _steps_text(record: Record) -> str:
     """Return the number of steps done as text, for an unfinished run with the number of all steps."""
     steps, total = record["steps"], record["total"]
     if steps is None:
@@ -153,7 +154,7 @@ def _steps(record: Record) -> str:
     return f"{steps:,}" if steps == total else f"{steps:,} of {total:,}"
 
 
-def _lengths(record: Record) -> str:
+def _lengths_text(record: Record) -> str:
     """Return the lengths of a run as text: all if they are few, else the first and the last."""
     lengths = record["lengths"]
     if len(lengths) > MAX_LENGTHS:
@@ -161,14 +162,22 @@ def _lengths(record: Record) -> str:
     return ", ".join(map(str, lengths))
 
 
-def _studies(results_dir: Path) -> Listing:
-    """Return the studies. The JSON field `done` has all runs if the results have a picture of the study."""
-    from pe_bench.commands.reproduce.outcomes import stored_runs
+def _list_studies(results_dir: Path) -> Listing:
+    """Return the studies. `done`, in the JSON alone, is the number of runs of a finished study, else 0.
+
+    A study is finished if the folder of results has its picture, which `reproduce` draws last.
+    """
+    from pe_bench.commands.reproduce.outcomes import count_stored_runs
     from pe_bench.commands.reproduce.study import read_study, study_names
 
     records = []
     for study in map(read_study, study_names()):
-        done = study.runs if study.picture(results_dir).exists() else 0
-        facts = {"study": study.name, "minutes": study.minutes, "stored": stored_runs(study), "done": done}
+        done = study.runs if study.picture_path(results_dir).exists() else 0
+        facts = {
+            "study": study.name,
+            "minutes": study.minutes,
+            "stored": count_stored_runs(study),
+            "done": done,
+        }
         records.append(facts | {"runs": study.runs, "question": study.question})
     return Listing(records, _field_columns("study", "minutes", "stored", "runs", "question"), ABOUT_STUDIES)

@@ -27,12 +27,12 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-OPTION = re.compile(r"^(\w+)(?: (\S+))?: (.*(?:\n +.*)*)\n?", re.MULTILINE)
-EXAMPLES = "\nExamples:\n"
+OPTION_HELP = re.compile(r"^(\w+)(?: (\S+))?: (.*(?:\n +.*)*)\n?", re.MULTILINE)
+EXAMPLES_HEADING = "\nExamples:\n"
 # Parameters of the Python interface that commands have as arguments.
-ARGUMENTS = ("run", "change", "overrides")
+POSITIONAL_PARAMETERS = ("run", "change", "overrides")
 # Options that are not spelled like their parameters.
-SPELLED = {
+OPTION_SPELLINGS = {
     "everything": ("--all",),
     "multirun": ("--multirun", "-m"),
     "cfg": ("--cfg", "-c"),
@@ -42,7 +42,7 @@ SPELLED = {
     "as_json": ("--json",),
 }
 # The word for the value, and the help, of options that many commands have.
-SHARED = {
+SHARED_OPTIONS = {
     "as_json": ("", "Print data for programs instead of tables (docs/json.md)."),
     "config_dir": ("DIR", "A folder with your encoding/NAME.yaml."),
     "results_dir": ("DIR", "The folder of runs and results.csv."),
@@ -58,18 +58,18 @@ ADVANCED_PROBE = (
     *("depths", "windows", "precision", "force", "plain", "config_dir", "code", "data_path"),
     *("cache_dir", "as_json"),
 )
-ADVANCED = {
+ADVANCED_OPTIONS = {
     "report": ("best", "margin", "protocol", "slice", "sort", "plot_of", "csv", "latex", "probe", "as_json"),
     "eval": ADVANCED_EVAL,
     "probe": ADVANCED_PROBE,
     "explain": ("targets", "device", "threads", "code", "data_path", "cache_dir", "as_json", "csv"),
 }
 # Commands that write to runs, and do not share the work among processes.
-IN_ONE_PROCESS = ("eval", "probe", "explain", "try", "reproduce", "import", "export", "rm")
+ONE_PROCESS_COMMANDS = ("eval", "probe", "explain", "try", "reproduce", "import", "export", "rm")
 
 
 class Command(TyperCommand):
-    """A command whose help lists `ADVANCED` options under a heading of their own."""
+    """A command whose help has the `ADVANCED_OPTIONS` of the command under a heading of their own."""
 
     # Any: classes of click, which typer may contain.
     def format_options(self, ctx: Any, formatter: Any) -> None:
@@ -79,7 +79,7 @@ class Command(TyperCommand):
             record = param.get_help_record(ctx)
             if record is None:
                 continue
-            if param.name in ADVANCED.get(self.name or "", ()):
+            if param.name in ADVANCED_OPTIONS.get(self.name or "", ()):
                 advanced_options.append(record)
             else:
                 plain_options.append(record)
@@ -98,23 +98,23 @@ def command(name: str, *like: Callable[..., Any]) -> Callable[[Callable[..., Non
     """
 
     def declare(function: Callable[..., None]) -> Callable[..., None]:
-        meanings = dict(SHARED)
+        meanings = dict(SHARED_OPTIONS)
         for source in (*reversed(like), function):
-            for key, word, text in OPTION.findall(inspect.getdoc(source) or ""):
+            for key, word, text in OPTION_HELP.findall(inspect.getdoc(source) or ""):
                 meanings[key] = (word, " ".join(text.split()))
         parameters = _parameters(function)
         for key, parameter in _parameters(*like[:1]).items():
-            if key not in ARGUMENTS:
+            if key not in POSITIONAL_PARAMETERS:
                 parameters.setdefault(key, parameter.replace(kind=Parameter.KEYWORD_ONLY))
-        text, _, examples = inspect.cleandoc(function.__doc__ or "").partition(EXAMPLES)
-        text = OPTION.sub(lambda line: "" if line[1] in parameters else line[0], text)
+        text, _, examples = inspect.cleandoc(function.__doc__ or "").partition(EXAMPLES_HEADING)
+        text = OPTION_HELP.sub(lambda line: "" if line[1] in parameters else line[0], text)
         arguments = [key for key, each in parameters.items() if not _is_option(each)]
         paragraphs = [": ".join(meanings[key]) for key in arguments]
         text = "\n\n".join([text.strip(), *paragraphs])
 
         def call(**values: Any) -> None:
             message = f"torchrun starts the processes of one training: start pe-bench {name} without it"
-            require(name not in IN_ONE_PROCESS or world_size() == 1, message)
+            require(name not in ONE_PROCESS_COMMANDS or world_size() == 1, message)
             for key, value in values.items():
                 if value is None:
                     values[key] = parameters[key].default
@@ -123,9 +123,9 @@ def command(name: str, *like: Callable[..., Any]) -> Callable[[Callable[..., Non
             function(**values)
 
         call.__signature__ = inspect.Signature(  # pyright: ignore[reportFunctionMemberAccess]
-            [_for_typer(each, *meanings[key]) for key, each in parameters.items()]
+            [_typer_parameter(each, *meanings[key]) for key, each in parameters.items()]
         )
-        epilog = f"\b{EXAMPLES}{textwrap.dedent(examples)}"
+        epilog = f"\b{EXAMPLES_HEADING}{textwrap.dedent(examples)}"
         app.command(name, cls=Command, help=text, epilog=epilog)(call)
         return function
 
@@ -144,7 +144,7 @@ def _is_option(parameter: Parameter) -> bool:
     return parameter.kind is Parameter.KEYWORD_ONLY
 
 
-def _for_typer(parameter: Parameter, metavar: str, meaning: str) -> Parameter:
+def _typer_parameter(parameter: Parameter, metavar: str, meaning: str) -> Parameter:
     """Return a parameter that typer makes an option; a positional parameter becomes an argument."""
     kind = _option_type(parameter.annotation)
     is_required = parameter.default is parameter.empty
@@ -156,7 +156,7 @@ def _for_typer(parameter: Parameter, metavar: str, meaning: str) -> Parameter:
         typer_settings["min"] = 1
     if _is_option(parameter):
         usual = f"--{parameter.name.strip('_').replace('_', '-')}"
-        info = typer.Option(*SPELLED.get(parameter.name, (usual,)), **typer_settings)
+        info = typer.Option(*OPTION_SPELLINGS.get(parameter.name, (usual,)), **typer_settings)
     else:  # the command's help has its arguments
         info = typer.Argument(hidden=True, **typer_settings)
     default = None if parameter.default == () else parameter.default

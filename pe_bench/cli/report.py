@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from pe_bench.report.build import Report
     from pe_bench.report.records import PlotValues
 
-TEXTS = ("--csv", "--markdown", "--latex")
-HINT = "intervals: --details    marks: docs/marks.md    picture: --plot curve.png"
+TEXT_OPTIONS = ("--csv", "--markdown", "--latex")
+TABLE_HINT = "intervals: --details    marks: docs/marks.md    picture: --plot curve.png"
 
 
 @command("report", api.results)
@@ -100,7 +100,7 @@ def _destinations(
     message = f"{' and '.join(together)} all print instead of the table: choose one of them"
     require(len(together) < 2, message)
     for option in printed:
-        require(option in TEXTS, f"{option} - would print something other than text: name a file")
+        require(option in TEXT_OPTIONS, f"{option} - would print something other than text: name a file")
     written = {option: path for option, path in paths.items() if option not in printed}
     for option, path in written.items():
         require_writable(option, path)
@@ -114,7 +114,7 @@ def _destinations(
 def _write_option(
     report: "Report", option: str, path: Path, plot_of: "PlotValues", *, details: bool, probe: bool
 ) -> None:
-    """Write the output of an option to a file."""
+    """Write the report to a file, as a picture for --plot or as the text of another option."""
     from pe_bench.system.files import write_text
 
     if option == "--plot":
@@ -135,7 +135,7 @@ def _show_tables(report: "Report", *, details: bool, probe: bool) -> None:
         show_probes(report.probes)
         write_out("".join(f"{problem}\n" for problem in report.problems))
         return
-    show(report.tables, hint=HINT, details=details)
+    show(report.tables, hint=TABLE_HINT, details=details)
     if report.probes:
         write_out("what pe-bench probe found: --probe\n")
     if report.others:
@@ -143,7 +143,7 @@ def _show_tables(report: "Report", *, details: bool, probe: bool) -> None:
 
 
 def _text_of_option(report: "Report", option: str, *, details: bool, probe: bool) -> str:
-    """Return the text of an option."""
+    """Return the report as the text that an option writes: --html, --csv, --latex or --markdown."""
     from pe_bench.render import grid
     from pe_bench.report.columns import to_csv, to_latex, to_markdown
     from pe_bench.report.probes import grid_of

@@ -14,8 +14,8 @@ from pe_bench.errors import RunError, require
 from pe_bench.system.terminal import say, width_of, write_out
 
 if TYPE_CHECKING:
-    from pe_bench.commands.reproduce.claims import Explained, Measurements
-    from pe_bench.commands.reproduce.outcomes import Level, Outcomes
+    from pe_bench.commands.reproduce.claims import Measurements, RestoredShares
+    from pe_bench.commands.reproduce.outcomes import LevelRow, StudyOutcomes
     from pe_bench.commands.reproduce.pieces import StoredPieces
     from pe_bench.commands.reproduce.runs import StudyRuns
     from pe_bench.commands.reproduce.study import Study
@@ -106,11 +106,11 @@ def reproduce(
 
 def _print_claims(names: Sequence[str], *, as_json: bool) -> None:
     from pe_bench.cli.data import print_data
-    from pe_bench.commands.reproduce.ledger import Ledger, chosen_papers, records_of, render_ledger
+    from pe_bench.commands.reproduce.ledger import Ledger, chosen_papers, ledger_data, render_ledger
 
     papers = chosen_papers(Ledger(), names)
     if as_json:
-        print_data("reproduce", papers=records_of(papers))
+        print_data("reproduce", papers=ledger_data(papers))
     else:
         write_out(render_ledger(papers, min(width_of(sys.stdout), 80)))
 
@@ -125,7 +125,7 @@ def _require_machine_key(text: str) -> None:
     require(is_of_machine, f"{text} would change the study: reproduce takes {keys} and Hydra's keys alone")
 
 
-def _say_cost(study: "Study") -> None:
+def _print_cost(study: "Study") -> None:
     """Print the cost of the whole study; later its sweeps print their own cost."""
     from pe_bench.system.cost import cost_text, count
 
@@ -138,23 +138,23 @@ def _say_cost(study: "Study") -> None:
 
 def _make_and_report(runs: "StudyRuns", write_table: bool) -> None:
     """Make the missing runs of a study, print its levels and claims, and draw them."""
-    _say_cost(runs.study)
+    _print_cost(runs.study)
     steps = list(runs.steps())
     from pe_bench.commands.reproduce.claims import Measurements
     from pe_bench.commands.reproduce.outcomes import read_table, write_levels
 
-    explained: list[Explained] = []
+    explained: list[RestoredShares] = []
     if runs.study.explains:
-        from pe_bench.commands.reproduce.explained import explain, shares_of
+        from pe_bench.commands.reproduce.explained import explain_step, shares_of
         from pe_bench.runs.folder import encoding_in
         from pe_bench.runs.rows import grouped
 
         for step in steps:
             for names in grouped(step.runs, encoding_in).values():
-                found = explain(runs, replace(step, runs=tuple(names)))
+                found = explain_step(runs, replace(step, runs=tuple(names)))
                 write_out(str(found))
                 explained.append(shares_of(found, step.sweep))
-    table = runs.study.table
+    table = runs.study.table_path
     measured = Measurements(runs.results_dir, steps, explained)
     outcomes = _show_study(runs, measured, runs.results_dir, read_table(table))
     differing = len(outcomes.differing)
@@ -165,7 +165,7 @@ def _make_and_report(runs: "StudyRuns", write_table: bool) -> None:
         raise RunError(f"levels that differ from {table}: {differing}")
 
 
-def _report_stored(runs: "StudyRuns", table: "Sequence[Level] | None" = None) -> None:
+def _report_stored(runs: "StudyRuns", table: "Sequence[LevelRow] | None" = None) -> None:
     """Print the levels and claims of a study's stored pieces, and draw them.
 
     table: levels to compare with; by default the study's table.
@@ -177,14 +177,14 @@ def _report_stored(runs: "StudyRuns", table: "Sequence[Level] | None" = None) ->
 
     pieces = StoredPieces(runs.study)
     measured = Measurements(pieces.folder, pieces.steps(), stored_shares(pieces))
-    own_table = read_table(runs.study.table)
+    own_table = read_table(runs.study.table_path)
     outcomes = _show_study(runs, measured, pieces.folder, own_table if table is None else table)
     for text in stored_explanations(pieces):
         write_out(text)
     if missing := pieces.missing():
         say(f"pieces that are not stored: {len(missing)}, first {missing[0]}")
     if table is None and outcomes.differing:
-        raise RunError(f"levels that differ from {runs.study.table}: {len(outcomes.differing)}")
+        raise RunError(f"levels that differ from {runs.study.table_path}: {len(outcomes.differing)}")
 
 
 def _make_pieces(runs: "StudyRuns") -> None:
@@ -197,17 +197,17 @@ def _make_pieces(runs: "StudyRuns") -> None:
     study = runs.study
     pieces = StoredPieces(study)
     pieces.require_torch()
-    _say_cost(study)
-    before = read_table(study.table)
+    _print_cost(study)
+    before = read_table(study.table_path)
     for piece in pieces.read():
         say(f"stored: {piece}")
     _explain_pieces(runs, pieces)
     for piece in pieces.missing():
         say(f"next: {piece}")
-        pieces.add(piece, runs.make(piece), runs.results_dir)
+        pieces.add(piece, runs.make_piece(piece), runs.results_dir)
         measured = Measurements(pieces.folder, pieces.steps())
-        write_levels(study.table, levels_of(measured.rows, study.size, measured.machines))
-        say(f"stored {piece} in {pieces.folder}, its levels in {study.table}")
+        write_levels(study.table_path, levels_of(measured.rows, study.size, measured.machines))
+        say(f"stored {piece} in {pieces.folder}, its levels in {study.table_path}")
         _explain_pieces(runs, pieces)
     _report_stored(runs, before)
 
@@ -218,41 +218,41 @@ def _explain_pieces(runs: "StudyRuns", pieces: "StoredPieces") -> None:
         return
     from pe_bench.commands.reproduce.explained import explain_piece, is_explained
 
-    for piece in pieces.of_study():
+    for piece in pieces.still_in_study():
         if not is_explained(piece, pieces.folder):
             say(f"explaining {piece}")
             explain_piece(runs, piece, pieces.folder)
 
 
 def _show_study(
-    runs: "StudyRuns", measured: "Measurements", measured_in: Path, table: "Sequence[Level]"
-) -> "Outcomes":
+    runs: "StudyRuns", measured: "Measurements", results_dir: Path, table: "Sequence[LevelRow]"
+) -> "StudyOutcomes":
     """Print the levels and claims of a study, and draw its scores.
 
-    measured_in: the folder of results with the scores. table: levels to compare with.
+    results_dir: the folder with the scored runs. table: levels to compare with.
     """
-    from pe_bench.commands.reproduce.budgets import budgets_of, draw_budgets, table_of
+    from pe_bench.commands.reproduce.budgets import budget_results, budget_table_lines, draw_budgets
     from pe_bench.commands.reproduce.outcomes import judge_study, render
-    from pe_bench.commands.reproduce.sizes import draw_sizes, sizes_of, table_of_sizes
+    from pe_bench.commands.reproduce.sizes import draw_sizes, size_results, size_table_lines
 
     study = runs.study
     outcomes = judge_study(study, measured, table)
-    path = study.picture(runs.results_dir)
+    path = study.picture_path(runs.results_dir)
     path.parent.mkdir(parents=True, exist_ok=True)
-    budgets = budgets_of(study, measured) if study.over == "tokens" else []
-    sizes = sizes_of(study, measured) if study.over == "parameters" else []
+    budgets = budget_results(study, measured) if study.over == "tokens" else []
+    sizes = size_results(study, measured) if study.over == "parameters" else []
     width = min(width_of(sys.stdout), 100)
     if budgets:
-        _write_lines(table_of(budgets, measured.length, width), width)
+        _write_lines(budget_table_lines(budgets, measured.length, width), width)
     elif sizes:
-        _write_lines(table_of_sizes(sizes, study, measured, width), width)
+        _write_lines(size_table_lines(sizes, study, measured, width), width)
     write_out(render(outcomes, width))
     if budgets:
         draw_budgets(budgets, study, path)
     elif sizes:
         draw_sizes(sizes, study, path)
     else:
-        _draw_study(study, measured, measured_in, path)
+        _draw_study(study, measured, results_dir, path)
     say(f"the picture: {path}")
     return outcomes
 
@@ -282,7 +282,7 @@ def _draw_study(study: "Study", measured: "Measurements", results_dir: Path, pat
         where.append(Condition(column, "=", tuple(sorted(values))))
     names = sorted({row.run for row in rows})
     # Sweeps that differ in these keys are lines of one panel, instead of a panel each.
-    budgets = {sweep.tokens for sweep in study.sweeps if not sweep.source}
+    budgets = {sweep.tokens for sweep in study.sweeps if not sweep.parent_sweep}
     rates = {tuple(text for text in sweep.overrides if "train.lr=" in text) for sweep in study.sweeps}
     by = []
     if len(budgets) > 1:

@@ -44,7 +44,7 @@ def evaluate(
       pe-bench eval hf:FOLDER data=files data.path=texts --lengths 4096 --with yarn
       pe-bench eval hf:A hf:B data.path=texts --lengths 4096 --baseline hf:A
     """
-    from pe_bench.cli.tables import print_scored, scored_run, scored_together
+    from pe_bench.cli.tables import print_scored, tables_by_folder, tables_of_run
     from pe_bench.commands.sweep.show import SweepTable
     from pe_bench.runs.find import is_checkpoint
 
@@ -60,8 +60,8 @@ def evaluate(
     hashes = dict.fromkeys(row.target_hash for row in rows)
     by = ("model",) if sum(map(is_checkpoint, runs)) > 1 else ()
     lengths = scored[0].lengths if scored else ()
-    together = scored_together(SweepTable(compared, list(hashes), None), lengths, by=by, baseline=baseline)
-    print_scored("eval", [*map(scored_run, alone), *together], failures, as_json=as_json)
+    together = tables_by_folder(SweepTable(compared, list(hashes), None), lengths, by=by, baseline=baseline)
+    print_scored("eval", [*map(tables_of_run, alone), *together], failures, as_json=as_json)
     _raise_failures(failures)
 
 
@@ -94,9 +94,9 @@ def probe(
 
     scored, failures = _score_named(Probing, runs, where, everything, options)
     if options["task"] is not None:
-        from pe_bench.cli.tables import print_scored, scored_run
+        from pe_bench.cli.tables import print_scored, tables_of_run
 
-        print_scored("probe", map(scored_run, scored), failures, as_json=as_json)
+        print_scored("probe", map(tables_of_run, scored), failures, as_json=as_json)
     elif scored:
         _print_probes(scored, failures, options["results_dir"], as_json=as_json)
     _raise_failures(failures)
@@ -126,7 +126,8 @@ def _score_named(
 ) -> tuple[list["Run"], list[str]]:
     """Score the named checkpoints or runs, runs that meet conditions, or all; by default the newest run.
 
-    kind: the class of the request that is made of the options.
+    Returns the scored runs, and a message for each failure. kind: the class of the request that is made of
+    the options.
     """
     from pe_bench.commands.evaluate import score, score_each
     from pe_bench.runs.find import is_checkpoint, parse_condition, runs_to_score

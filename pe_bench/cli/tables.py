@@ -24,19 +24,21 @@ if TYPE_CHECKING:
 MAX_NAMES = 4  # the most encodings to name in a command to type
 
 
-class Scored(NamedTuple):
+class RunsWithTables(NamedTuple):
     """Runs in one folder that the command scored, and their tables."""
 
     tables: list[Table]
     runs: Sequence[Path]
 
 
-def scored_run(run: "Run") -> Scored:
+def tables_of_run(run: "Run") -> RunsWithTables:
     """Return a run with its table, or with several tables if its rows are not comparable."""
-    return Scored(run_tables(run.scored, run.path, run.margin, run.lengths), [run.path])
+    return RunsWithTables(run_tables(run.scored, run.path, run.margin, run.lengths), [run.path])
 
 
-def scored_together(part: "SweepTable", lengths: Sequence[int] = (), **choice: Any) -> Iterator[Scored]:
+def tables_by_folder(
+    part: "SweepTable", lengths: Sequence[int] = (), **choice: Any
+) -> Iterator[RunsWithTables]:
     """Yield the runs of each folder of results with their tables.
 
     lengths: the lengths that the command named. choice: values for fields of `Selection`.
@@ -49,10 +51,12 @@ def scored_together(part: "SweepTable", lengths: Sequence[int] = (), **choice: A
         runs = [run for run in part.runs if run.parent == folder]
         tables = build_tables(folder.parent, [run.name for run in runs], selection=selection)
         chosen = [replace(table, chosen=tuple(lengths)) for table in tables]
-        yield Scored(chosen, runs)
+        yield RunsWithTables(chosen, runs)
 
 
-def print_scored(command: str, parts: Iterable[Scored], failures: Iterable[str], *, as_json: bool) -> None:
+def print_scored(
+    command: str, parts: Iterable[RunsWithTables], failures: Iterable[str], *, as_json: bool
+) -> None:
     """Print the tables of the scored runs, and the folders of the runs.
 
     as_json: print one JSON document in place of tables. failures: messages on runs that failed, for the JSON
@@ -68,7 +72,7 @@ def print_scored(command: str, parts: Iterable[Scored], failures: Iterable[str],
     print_runs(command, runs, failures, tables=tables)
 
 
-def print_quick(parts: Sequence[Scored]) -> None:
+def print_quick(parts: Sequence[RunsWithTables]) -> None:
     """Say that a quick run went well; print where the runs are and the command that shows the table.
 
     The table itself is not printed, because the scores of a quick run mean nothing.
@@ -82,7 +86,7 @@ def print_quick(parts: Sequence[Scored]) -> None:
         say(f"the runs: {folder}   the table: pe-bench report{results_option(folder.parent)}")
 
 
-def _print_part(part: Scored) -> None:
+def _print_part(part: RunsWithTables) -> None:
     runs = part.runs
     folder = runs[0].parent
     is_in_results = folder.name == "runs"

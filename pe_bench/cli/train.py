@@ -19,9 +19,9 @@ from pe_bench.values import parse_lengths, require_writable
 if TYPE_CHECKING:
     from pe_bench.commands.try_change.trying import Try
 
-QUICK = "experiment=quick"
+QUICK_OVERRIDE = "experiment=quick"
 EXIT_CODES = {"better": 0, "not better": 3, "mixed": 4, "unclear": 4, "no verdict": 4}
-TRIES = ("number", "change", "baseline", "at training", "at longest", "seeds", "answer")
+TRIES_COLUMNS = ("number", "change", "baseline", "at training", "at longest", "seeds", "answer")
 
 
 @command("train")
@@ -64,13 +64,13 @@ def train(
     elif plan is not None:
         _write_plan(overrides, config_dir, plan)
     elif multirun:
-        _train_many(overrides, config_dir, as_json=as_json)
+        _train_sweep(overrides, config_dir, as_json=as_json)
     else:
         run = api.train(*overrides, config_dir=config_dir)
-        from pe_bench.cli.tables import print_quick, print_scored, scored_run
+        from pe_bench.cli.tables import print_quick, print_scored, tables_of_run
 
-        part = scored_run(run)
-        if QUICK in overrides and not as_json and not run.failure:
+        part = tables_of_run(run)
+        if QUICK_OVERRIDE in overrides and not as_json and not run.failure:
             print_quick([part])
         else:
             print_scored("train", [part], [run.failure], as_json=as_json)
@@ -78,16 +78,16 @@ def train(
             raise RunError(run.failure)
 
 
-def _train_many(overrides: Sequence[str], search: Sequence[Path], *, as_json: bool) -> None:
-    from pe_bench.cli.tables import print_quick, print_scored, scored_together
+def _train_sweep(overrides: Sequence[str], search: Sequence[Path], *, as_json: bool) -> None:
+    from pe_bench.cli.tables import print_quick, print_scored, tables_by_folder
     from pe_bench.commands.sweep.run import launch_overrides
     from pe_bench.system.signals import world_size
 
     require(world_size() == 1, "torchrun starts one run: start a sweep without it, with train.processes=N")
     summary = launch_overrides(overrides, search)
     failures = [f"{state.label}: {state.text}" for state in summary.failed]
-    parts = chain.from_iterable(map(scored_together, summary.tables))
-    if QUICK in overrides and not as_json and not failures:
+    parts = chain.from_iterable(map(tables_by_folder, summary.tables))
+    if QUICK_OVERRIDE in overrides and not as_json and not failures:
         print_quick(list(parts))
     else:
         print_scored("train", parts, failures, as_json=as_json)
@@ -96,14 +96,14 @@ def _train_many(overrides: Sequence[str], search: Sequence[Path], *, as_json: bo
 
 def _write_plan(overrides: Sequence[str], search: Sequence[Path], plan: Path) -> None:
     """Check the jobs that overrides ask for, and write the command of each on a line of its own."""
-    from pe_bench.commands.sweep.run import check_sweep, plan_sweep
+    from pe_bench.commands.sweep.run import check_sweep, commands_of_sweep
     from pe_bench.config.compose import complete_overrides
     from pe_bench.system.files import write_text
 
     require_writable("--plan", plan)
     overrides = complete_overrides(overrides, search)
     check_sweep(overrides, search)
-    commands = plan_sweep(overrides, search)
+    commands = commands_of_sweep(overrides, search)
     write_text(plan, "\n".join([*commands, ""]))
     say(f"{plan}: the commands of {len(commands)} jobs; each does what is missing")
 
@@ -198,7 +198,7 @@ def _require_sound(change: str, search: Sequence[Path], *, as_json: bool) -> Non
 
 
 def _list_tries(results_dir: Path, *, as_json: bool) -> None:
-    """Print a table of all that was tried."""
+    """Print a table of all tries in a folder of results, or their JSON."""
     from pe_bench.commands.try_change.trying import read_tries
     from pe_bench.render.grid import plain_grid, show
 
@@ -209,7 +209,7 @@ def _list_tries(results_dir: Path, *, as_json: bool) -> None:
         return
     unit = "bits per byte, or nats per token where a tokenizer loses text"
     note = f"differences in {unit}; negative is better; each baseline counts its own tries"
-    show([plain_grid(TRIES, map(_try_row, tries), [note]).draw])
+    show([plain_grid(TRIES_COLUMNS, map(_try_row, tries), [note]).draw])
 
 
 def _try_row(tried: "Try") -> list[str | int]:

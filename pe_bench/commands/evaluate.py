@@ -10,11 +10,11 @@ import torch
 
 from pe_bench.commands.job import (
     at_work,
-    describe,
     load,
     score_encodings,
     trusted,
     with_weights,
+    write_description,
     write_result,
 )
 from pe_bench.config.parse import parse_config, to_plain, warn_unused
@@ -168,28 +168,31 @@ class Evaluation:
         return None
 
     @property
-    def changes(self) -> dict[str, Any]:
-        """Return the values of `eval` that replace the values of a run's configuration."""
+    def eval_values(self) -> dict[str, Any]:
+        """Return the values that this call gives for keys of the section `eval`, by key."""
         names = [name for name in EvalConfig.__match_args__ if hasattr(self, name)]
         return without_none({name: getattr(self, name) for name in names})
 
     @property
     def machine(self) -> dict[str, Any]:
-        """Return the keys of the machine in this call."""
+        """Return the values that this call gives for keys of the machine, such as device, by key."""
         return without_none({name: getattr(self, name) for name in MACHINE_KEYS})
 
     @property
     def run_options(self) -> dict[str, Any]:
-        """Return the options that only runs have."""
+        """Return the values of the options that only runs have, by name."""
         return {"key_tokens_of": self.key_tokens_of, "code": self.code}
 
     @property
-    def checkpoint_options(self) -> dict[str, Any]:
-        """Return the options that only Hugging Face models have."""
+    def hf_model_options(self) -> dict[str, Any]:
+        """Return the values of the options that only Hugging Face models have, by name."""
         return {"overrides": self.overrides, "plain": self.plain, "reference": self.reference}
 
     def judge(self) -> Path | None:
-        """Return the run that chooses key targets. Raises `UserError` if no run has that name."""
+        """Return the folder of the run that chooses key targets; None without one.
+
+        Raises `UserError` if no run has its name.
+        """
         if isinstance(self.key_tokens_of, str):
             return find_run(self.key_tokens_of, self.results_dir)
         return self.key_tokens_of
@@ -221,17 +224,17 @@ class Probing(Evaluation):
         return Probe(lengths, depths, windows, self.task)
 
     @property
-    def changes(self) -> dict[str, Any]:
-        changes = super().changes
+    def eval_values(self) -> dict[str, Any]:
+        changes = super().eval_values
         changes.pop("lengths", None)
         return changes
 
     @property
-    def checkpoint_options(self) -> dict[str, Any]:
-        return {**super().checkpoint_options, "task": self.task}
+    def hf_model_options(self) -> dict[str, Any]:
+        return {**super().hf_model_options, "task": self.task}
 
 
-class Loaded(NamedTuple):
+class LoadedModel(NamedTuple):
     """A finished run or a Hugging Face model with its plans."""
 
     job: Job
@@ -240,7 +243,7 @@ class Loaded(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedScoring:
     """A run or a Hugging Face model that is ready to be scored."""
 
     folder: Path  # the folder of the run
@@ -251,11 +254,11 @@ class Prepared:
     judge: Path | None = None  # the run that chooses key targets
     lengths: Sequence[int] = ()  # the lengths that the call named
     # A Hugging Face model is loaded to be checked. Runs are not: many may be ready at once.
-    loaded: Loaded | None = None
+    loaded: LoadedModel | None = None
     waits: Callable[[str], None] | None = None  # called with a message if another process works on the run
 
     def score(self) -> Run:
-        """Compute the missing scores. Raises `UserError`, `RunError`."""
+        """Compute the missing scores, and return the run with all rows. Raises `UserError`, `RunError`."""
         loaded = self.loaded or load_finished(self.folder, self.config, self.planner)
         with print_cost_once(_scoring_text):
             rows = score_finished(loaded, self.results_dir, self.others, self.judge, self.waits)
@@ -263,7 +266,10 @@ class Prepared:
 
 
 def score(run: Run | str | Path, request: Evaluation) -> Run:
-    """Score a run or a Hugging Face model. run: also a name. Raises `UserError`, `RunError`."""
+    """Score a run or a Hugging Face model, and return it with its rows. Raises `UserError`, `RunError`.
+
+    run: a run, its path or name, or the hf: name of a model.
+    """
     if is_checkpoint(run):
         return prepare(str(run), request).score()
     named = run.path if isinstance(run, Run) else None
@@ -311,8 +317,10 @@ def prepare(
     section: EvalConfig | None = None,
     waits: Callable[[str], None] | None = None,
     planner: Planner | None = None,
-) -> Prepared:
-    """Check a run at a path, or a named Hugging Face model, and a request to score it. Raises `UserError`.
+) -> PreparedScoring:
+    """Check a request to score a run at a path, or a named Hugging Face model, and return what scores it.
+
+    Raises `UserError`.
 
     section: the section `eval` that the request changes; None: the run's own. waits: called with a message
     before waiting for another process that works on the run. planner: plans the scores; None for the
@@ -320,7 +328,7 @@ def prepare(
     """
     if isinstance(run, Path):
         option_is_for = "a checkpoint (hf:FOLDER)"
-        options = request.checkpoint_options
+        options = request.hf_model_options
     else:
         option_is_for = "a run"
         options = request.run_options
@@ -340,14 +348,14 @@ def prepare(
         config = trusted(config, request.code, may_differ=request.force)
     else:
         check_folder(request.results_dir, "--results-dir", is_written=True)
-        job, plans = load(_config_of_checkpoint(run, request), planner)
+        job, plans = load(_config_of_hf_model(run, request), planner)
         if request.with_:
             require_replaceable(job)
         folder = job.folder
         config = job.config
-        loaded = Loaded(job, plans)
+        loaded = LoadedModel(job, plans)
     others = find_others(request.with_, folder.name, config, request.config_dir, force=request.force)
-    return Prepared(
+    return PreparedScoring(
         folder,
         config,
         planner,
@@ -370,22 +378,22 @@ def _config_of_run(run: Path, request: Evaluation, section: EvalConfig | None) -
         trained = replace(trained, eval=section)
     # A run may come from a stranger, whose cache folder is not used.
     values = {**to_plain(trained), "cache_dir": None, **request.machine}
-    values["eval"].update(request.changes)
+    values["eval"].update(request.eval_values)
     if request.data_path is not None:
         values["data"]["path"] = request.data_path
     config = parse_config(values)
-    warn_unused([config], [f"eval.{name}" for name in request.changes])
+    warn_unused([config], [f"eval.{name}" for name in request.eval_values])
     return config
 
 
-def _config_of_checkpoint(name: str, request: Evaluation) -> Config:
+def _config_of_hf_model(name: str, request: Evaluation) -> Config:
     reference = request.reference
     if reference is not None:
         reference = check_type(reference, AtLeast2, "--reference")
     return checkpoint_config(
         name,
         request.overrides,
-        request.changes,
+        request.eval_values,
         request.machine,
         request.results_dir,
         plain=request.plain,
@@ -395,12 +403,12 @@ def _config_of_checkpoint(name: str, request: Evaluation) -> Config:
     )
 
 
-def load_finished(run: Path, config: Config, planner: Planner = make_plans) -> Loaded:
+def load_finished(run: Path, config: Config, planner: Planner = make_plans) -> LoadedModel:
     """Load a finished run to score at the lengths of its `config`."""
     result = runs.read_result(run) or {}
     job, plans = load(config, planner, run)
     if config.checkpoint is not None:
-        return Loaded(replace(job, folder=run), plans)
+        return LoadedModel(replace(job, folder=run), plans)
     trained = checkpoint.require_trained(run, config.train.total_steps)
     trained_hash = result.get("data_hash")
     if trained_hash != job.data.hash:
@@ -422,11 +430,11 @@ def load_finished(run: Path, config: Config, planner: Planner = make_plans) -> L
         scored_with=label if is_same else job.scored_with,
         dtype=DTYPES.get(dtype, job.dtype),
     )
-    return Loaded(job, plans, trained)
+    return LoadedModel(job, plans, trained)
 
 
 def score_finished(
-    loaded: Loaded,
+    loaded: LoadedModel,
     results_dir: Path,
     replacements: Sequence[OtherEncoding] = (),
     judge: Path | None = None,
@@ -454,7 +462,7 @@ def score_finished(
         models_under(job, replacements)  # so that an error in the last comes before anything is written
     with at_work(job, waits, machine.LESS_TO_SCORE):
         if trained is None:
-            describe(job)
+            write_description(job)
         else:
             job = with_weights(job, trained)
         rows = score_encodings(job, plans, replacements)

@@ -48,7 +48,7 @@ from pe_bench.training.checkpoint import WEIGHTS, load_weights, require_trained
 
 def export_run(name: str, folder: Path, results_dir: Path) -> None:
     """Write a run's final weights, encoding and tokenizer to a new folder. Raise `UserError`, `RunError`."""
-    _require_new(folder)
+    _require_new_folder(folder)
     run = find_run(name, results_dir)
     config = read_config(run)
     require(config.checkpoint is None, f"{run.name} is a checkpoint of transformers already")
@@ -65,7 +65,7 @@ def export_run(name: str, folder: Path, results_dir: Path) -> None:
         try:
             difference = write_model(temporary, config, model.eval(), settings, is_interleaved=is_interleaved)
             _write_tokenizer(temporary, config.tokenizer, cached_tokenizer(config))
-            card = _card(RunFolder(run), config, model.parameter_count, trained.checksums[WEIGHTS])
+            card = _model_card(RunFolder(run), config, model.parameter_count, trained.checksums[WEIGHTS])
             (temporary / "README.md").write_text(card, encoding="utf-8")
             for path in temporary.iterdir():  # safetensors hides its files from others
                 path.chmod((temporary / "README.md").stat().st_mode)
@@ -76,12 +76,12 @@ def export_run(name: str, folder: Path, results_dir: Path) -> None:
     say(f"load it with transformers.AutoModelForCausalLM.from_pretrained({str(folder)!r})")
 
 
-def export_checkpoint(text: str, scaling: str, folder: Path, results_dir: Path) -> None:
+def export_hf_model(text: str, scaling: str, folder: Path, results_dir: Path) -> None:
     """Write a Hugging Face model with a scaling in its configuration to a new folder.
 
     text: hf:FOLDER or hf:OWNER/NAME. scaling: such as `yarn factor=2`. Raises `UserError`, `RunError`.
     """
-    _require_new(folder)
+    _require_new_folder(folder)
     config = checkpoint_config(text, [], {}, {}, results_dir)
     assert config.checkpoint is not None
     source = read_source(text)
@@ -128,7 +128,7 @@ def _copy_files(source: Source, folder: Path) -> None:
         shutil.copyfile(path, folder / path.name)
 
 
-def _require_new(folder: Path) -> None:
+def _require_new_folder(folder: Path) -> None:
     """Raise `UserError` for a path that cannot become a new folder."""
     message = f"--hf {folder} is no name of a new folder: say --hf {folder}/NAME"
     require(folder.name not in ("", ".."), message)
@@ -137,7 +137,7 @@ def _require_new(folder: Path) -> None:
     require(is_new, f"--hf {folder} exists and is not empty: name a new folder")
 
 
-CARD = """---
+CARD_TEMPLATE = """---
 {front}---
 
 # {name}
@@ -151,7 +151,7 @@ Made by `{command}`; run {name}, weights SHA-256 {weights}.
 """
 
 
-def _card(run: RunFolder, config: Config, parameters: int, weights: str) -> str:
+def _model_card(run: RunFolder, config: Config, parameters: int, weights: str) -> str:
     """Return the model card: front matter for programs, and facts of the training and scores for people."""
     trained = [row for row in run.rows if row.scored_with == row.encoding]
     rows = [row for row in trained if row.protocol == "paired"]
@@ -178,7 +178,7 @@ def _card(run: RunFolder, config: Config, parameters: int, weights: str) -> str:
         label = rows[0].encoding
         data_hash = rows[0].data_hash
     command = next(iter(recorded_commands(run.path)), "pe-bench train")
-    return CARD.format(
+    return CARD_TEMPLATE.format(
         front=yaml.safe_dump(front, sort_keys=False, allow_unicode=True),
         name=run.path.name,
         label=label,

@@ -49,10 +49,10 @@ from pe_bench.system.terminal import say
 from pe_bench.values import check_type
 
 DEFAULT_SCALINGS = ("yarn", "rope_ntk", "rope_pi")
-SEARCHED = "searched.json"
+SEARCHED_FILE = "searched.json"
 # The beginnings of keys that all runs must share.
 SHARED_SECTIONS = ("encoding.", "model.", "data.", "tokenizer.", "train.")
-SHARE_OF_RATE = 0.2  # a share of the first stage's learning rate
+SHARE_OF_LEARNING_RATE = 0.2  # a share of the first stage's learning rate
 
 
 @dataclass(frozen=True)
@@ -104,11 +104,11 @@ def extend_runs(
             scores = Evaluation(
                 lengths=[*lengths] or None, targets=targets, data_path=data_path, results_dir=results
             )
-            done = extend_hf(runs[0], _length_ratio(to), requested, tokens, train_layers, overrides, scores)
+            done = extend_hf(runs[0], _number_in_to(to), requested, tokens, train_layers, overrides, scores)
             return Extended(*done)
         message = "torchrun starts the processes of one training: give --tokens, or start this without it"
         require(world_size() == 1, message)
-        stretched = tuple(with_factor(each, _length_ratio(to), ()) for each in requested)
+        stretched = tuple(with_factor(each, _number_in_to(to), ()) for each in requested)
         request = Evaluation(
             lengths=[*lengths] or None,
             with_=stretched,
@@ -117,7 +117,7 @@ def extend_runs(
             data_path=data_path,
             results_dir=results,
         )
-        run = prepare(runs[0], _with_lengths(runs[0], request, _length_ratio(to))).score()
+        run = prepare(runs[0], _with_lengths(runs[0], request, _number_in_to(to))).score()
         return Extended([run.path], run_tables(run.scored, run.path, run.margin))
     message = "--text and --train-layers are for hf:FOLDER: a run goes on with its own text and all layers"
     require(text is None and train_layers is None, message)
@@ -139,15 +139,15 @@ def extend_runs(
     )
     first = config.train.length
     unit = first if to.endswith("x") else 1
-    length = round(_length_ratio(to) * unit)
+    length = round(_number_in_to(to) * unit)
     require(length > first, f"--to {to} is not longer than train.length={first}: say 4x, or more tokens")
     requested = [_with_searched_values(each, paths[0], config, length) for each in requested]
     chosen = stretched_lengths(config.eval, first, length, lengths)
     request = replace(request, lengths=chosen)
     scored = _score_untrained(paths, length, requested, request, is_trained=tokens is not None)
     if tokens is not None:
-        stages = Stages(paths, config, length, request, typed.job_overrides)
-        jobs = stages.further(requested, tokens)
+        stages = StageJobs(paths, config, length, request, typed.job_overrides)
+        jobs = stages.continuing(requested, tokens)
         if long:
             jobs += stages.from_the_start(tokens)
         summary = launch(jobs, typed.launcher_overrides)
@@ -206,8 +206,8 @@ def refuse_scored_keys(keys: Container[str]) -> None:
 
 
 @dataclass(frozen=True)
-class Stages:
-    """Makes the jobs of a sweep for later stages of runs that differ only in their seeds."""
+class StageJobs:
+    """Makes the jobs that train runs, which differ only in their seeds, at a longer length."""
 
     runs: Sequence[Path]
     config: Config  # the configuration of the first run
@@ -215,7 +215,7 @@ class Stages:
     request: Evaluation  # the request by which the unchanged runs are scored
     overrides: Sequence[str]  # the overrides of the command, for all stages
 
-    def further(self, requested: Sequence[Requested], tokens: int) -> list[Planned]:
+    def continuing(self, requested: Sequence[Requested], tokens: int) -> list[Planned]:
         """Return jobs that go on from each run with each encoding."""
         jobs: list[Planned] = []
         own = self._jobs("train.from", tokens)
@@ -259,7 +259,7 @@ class Stages:
             values["eval.targets"] = self.request.targets
         if key == "train.from":
             # At the full rate, the first stage's learning is lost.
-            values["train.lr"] = train.lr * SHARE_OF_RATE
+            values["train.lr"] = train.lr * SHARE_OF_LEARNING_RATE
         jobs = []
         for run in self.runs:
             run_values = {**values, key: run.name, "seed": read_config(run).seed}
@@ -286,7 +286,7 @@ def _with_searched_values(requested: Requested, run: Path, config: Config, lengt
     option = option_to_give(requested, config.search, "searched")
     if not option:
         return requested
-    path = run / SEARCHED
+    path = run / SEARCHED_FILE
     name = f"{requested.text} at {length}"
     kept = _read_searched(path)
     if name not in kept:
@@ -358,8 +358,8 @@ def _with_lengths(text: str, request: Evaluation, to: float) -> Evaluation:
     return replace(request, lengths=lengths)
 
 
-def _length_ratio(to: str) -> float:
-    """Return the number of `--to`, such as 4 of `4x`. Raises `UserError`."""
+def _number_in_to(to: str) -> float:
+    """Return the number in `--to`: 4 for `4x`, or 512 for `512` tokens. Raises `UserError`."""
     is_number = re.fullmatch(r"\d+(\.\d+)?x?", to) is not None
     times = float(to.removesuffix("x")) if is_number else 0.0
     require(times > 1, f"--to {to} is no length past training: say 4x, or a number of tokens such as 512")

@@ -46,19 +46,19 @@ from pe_bench.training.group import Group, join_processes
 from pe_bench.training.trainer import Step, show_progress
 
 # Part of the identity of a trained folder: raised when the same settings give other weights than before.
-VERSION = 1
+TRAINING_VERSION = 1
 BATCH_TOKENS = 16_384  # the tokens in a step, or one longer window
 # Chen et al. 2023 (arXiv:2306.15595) and Peng et al. 2023 (YaRN, arXiv:2309.00071) train Llama 7B further at
 # this rate, without weight decay, after 20 steps of warm-up; it is a fifth of a final rate of 1e-4.
-RATE, WARMUP_STEPS = 2e-5, 20
+LEARNING_RATE, WARMUP_STEPS = 2e-5, 20
 CHECKPOINT_EVERY = 10  # steps, each of which may take minutes
-VALIDATION = "data.validation_fraction"
+VALIDATION_KEY = "data.validation_fraction"
 TRAINING_KEYS = (
     *("train.lr", "train.final_lr", "train.warmup_steps", "train.weight_decay", "train.betas", "train.clip"),
     *("train.batch_tokens", "train.micro_batches", "train.checkpoint_every", "train.timeout"),
     *("seed", "precision"),
 )
-LESS_MEMORY = "--train-layers N, train.micro_batches=N, or a shorter --to"
+LESS_MEMORY_ADVICE = "--train-layers N, train.micro_batches=N, or a shorter --to"
 
 
 @dataclass(frozen=True)
@@ -101,8 +101,8 @@ def extend_hf(
     message = "the further training needs text: say --text DIR, of text files"
     has_text = scores.data_path is not None or "data" in keys or "data.path" in keys
     require(has_text, message)
-    if VALIDATION not in keys and "data.validation_path" not in keys:
-        for_scores.append(f"{VALIDATION}={DataConfig.validation_fraction}")
+    if VALIDATION_KEY not in keys and "data.validation_path" not in keys:
+        for_scores.append(f"{VALIDATION_KEY}={DataConfig.validation_fraction}")
     config = checkpoint_config(text, for_scores, {}, {}, scores.results_dir, data_path=scores.data_path)
     length = round(to * config.trained_length)
     settings = _settings(config, for_training, length, tokens, train_layers)
@@ -132,7 +132,7 @@ def _settings(
         "train.steps": steps,
         "train.batch_tokens": batch,
         "train.processes": world_size(),
-        "train.lr": RATE,
+        "train.lr": LEARNING_RATE,
         "train.weight_decay": 0.0,
         "train.warmup_steps": min(WARMUP_STEPS, steps // 4),
         "train.checkpoint_every": CHECKPOINT_EVERY,
@@ -193,7 +193,7 @@ def _facts_of_weights(config: Config, settings: Settings, data: Data, other: Oth
     train = settings.train
     names = ("length", "batch_tokens", "lr", "final_lr", "warmup_steps", "weight_decay", "betas", "clip")
     return {
-        "version": VERSION,
+        "version": TRAINING_VERSION,
         "checkpoint": config.checkpoint.identity,
         "encoding": other.encoding.identity(),
         "train_length": config.trained_length,
@@ -220,7 +220,7 @@ def _train_stage(stage: Stage) -> bool:
         if group.broadcast("done" if has_folder else ""):
             say(f"{stage.target} is already trained")
             return group.is_first
-        with _at_work(stage.workplace, group), machine.explain_out_of_memory(LESS_MEMORY):
+        with _at_work(stage.workplace, group), machine.explain_out_of_memory(LESS_MEMORY_ADVICE):
             opened = _open_replaceable(config, stage.source)
             data = load_data(config)
             say(summary(data, train.length))
@@ -254,7 +254,7 @@ def _train_stage(stage: Stage) -> bool:
 
 @contextmanager
 def _at_work(workplace: Path, group: Group) -> Iterator[None]:
-    """In the first process of a training, lock its folder, and record an error there."""
+    """Within the context, the first process of a training locks its folder and records an error there."""
     if not group.is_first:
         yield
         return

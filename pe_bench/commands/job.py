@@ -43,7 +43,7 @@ from pe_bench.training import checkpoint
 
 
 def load(config: Config, planner: Planner = make_plans, run: Path | None = None) -> tuple[Job, list[Plan]]:
-    """Load the data, build and try the model, and plan the scores. Raises `UserError`.
+    """Load the data, build and try the model; return the job and the plans of its scores. Raises `UserError`.
 
     run: the folder of a finished run, whose parent is not needed any more.
     """
@@ -99,7 +99,8 @@ def _windows_of_text(data: Data, length: int) -> Tensor:
 def trusted(config: Config, code: Sequence[Path], *, may_differ: bool = False) -> Config:
     """Return a run's configuration with custom classes only from `code`, the files that the user trusts.
 
-    may_differ: the files may have changed after the training.
+    Raises `UserError` for a class without a trusted file. may_differ: the files may have changed after the
+    training.
     """
     encoding = EncodingSpec(config.encoding).with_trusted_code(code, may_differ=may_differ)
     return replace(config, encoding=encoding.values)
@@ -110,7 +111,9 @@ def trusted(config: Config, code: Sequence[Path], *, may_differ: bool = False) -
 
 @contextmanager
 def at_work(job: Job, waits: Callable[[str], None] | None, less_memory: str) -> Iterator[None]:
-    """Lock the run's folder, and record an error there; if stopped, say which steps and scores are saved.
+    """Within the context, lock the run's folder and record an error there.
+
+    If stopped, raise a `Stopped` that says which steps and scores are saved.
 
     waits: called before waiting for another process, as in `locked`. less_memory: the advice after running
     out of memory.
@@ -126,7 +129,7 @@ def at_work(job: Job, waits: Callable[[str], None] | None, less_memory: str) -> 
 
 @contextmanager
 def explain_stop(job: Job) -> Iterator[None]:
-    """If interrupted within the context, say which steps and scores are saved."""
+    """If interrupted within the context, raise a `Stopped` that says which steps and scores are saved."""
     try:
         yield
     except (Stopped, KeyboardInterrupt) as stopped:
@@ -144,8 +147,8 @@ def explain_stop(job: Job) -> Iterator[None]:
         raise Stopped(str(stopped) or end) from stopped
 
 
-def describe(job: Job) -> None:
-    """Write config.yaml and environment.json; they describe the last process that worked on the run."""
+def write_description(job: Job) -> None:
+    """Write config.yaml and environment.json, of the last process that works on the run; print its data."""
     write_config(job)
     facts: dict[str, Any] = {**machine.environment(job.device, job.threads)}
     if job.config.checkpoint is None:

@@ -21,9 +21,9 @@ from pe_bench.runs.rows import has_number, is_as_trained
 from pe_bench.scoring.scorer import flush_denormals
 from pe_bench.system.terminal import printable, progress_bar
 
-CHARACTERS = 200  # the most characters to write after a prompt
-SHOWN = 60  # the most characters of the prompt to print
-MAX_WINDOW = 1_024  # tokens of the drawn attention
+WRITTEN_CHARACTERS = 200  # the most characters to write after a prompt
+PROMPT_CHARACTERS = 60  # the most characters of the prompt to print
+MAX_WINDOW_TOKENS = 1_024  # tokens of the drawn attention
 
 
 def load_run(name: str, results_dir: Path, code: Sequence[Path] = ()) -> Job:
@@ -46,7 +46,7 @@ def draw_run(job: Job, picture: Path) -> None:
     """Draw the encoding of a trained model by distance, and its attention in one window, by layer."""
     model = job.model
     assert isinstance(model, Decoder)
-    length = min(job.config.train.length, MAX_WINDOW)
+    length = min(job.config.train.length, MAX_WINDOW_TOKENS)
     document = _longest_document(job.data, length)
     tokens_BT = _one_text_batch(document[:length])
     attention = attention_by_layer(model, tokens_BT, _position_ids(job, tokens_BT))
@@ -69,13 +69,13 @@ def text_written(job: Job) -> str:
     longest = max([trained, *scored])
     document = _longest_document(job.data, longest)
     prompt = document[:longest]
-    follows = document[longest : longest + CHARACTERS]
+    follows = document[longest : longest + WRITTEN_CHARACTERS]
     named = {trained: "the training length"}
     if longest > trained:
         named[longest] = "the longest scored length"
     parts = {
-        "the end of the prompt": _decoded_text(job.data, prompt)[-SHOWN:],
-        "the text goes on": _decoded_text(job.data, follows)[:CHARACTERS],
+        "the end of the prompt": _decoded_text(job.data, prompt)[-PROMPT_CHARACTERS:],
+        "the text goes on": _decoded_text(job.data, follows)[:WRITTEN_CHARACTERS],
     }
     for length, what in named.items():
         written = _write_greedily(job, prompt[-length:])
@@ -113,12 +113,16 @@ def _write_greedily(job: Job, prompt: np.ndarray) -> str:
     """Return the characters that a model writes greedily, with a context of the prompt's length."""
     length = len(prompt)
     tokens = prompt
-    with torch.no_grad(), flush_denormals(), progress_bar(f"after {length:,} tokens", CHARACTERS) as bar:
+    with (
+        torch.no_grad(),
+        flush_denormals(),
+        progress_bar(f"after {length:,} tokens", WRITTEN_CHARACTERS) as bar,
+    ):
         while True:
             written = _decoded_text(job.data, tokens[length:])
-            if len(written) >= CHARACTERS or len(tokens) - length >= CHARACTERS:
-                return written[:CHARACTERS]
-            bar.show(len(written), f"{len(written)} of {CHARACTERS} characters")
+            if len(written) >= WRITTEN_CHARACTERS or len(tokens) - length >= WRITTEN_CHARACTERS:
+                return written[:WRITTEN_CHARACTERS]
+            bar.show(len(written), f"{len(written)} of {WRITTEN_CHARACTERS} characters")
             tokens_BT = _one_text_batch(tokens[-length:])
             hidden_BTD = job.model.hidden(tokens_BT, _position_ids(job, tokens_BT), None, length - 1)
             tokens = np.append(tokens, job.model.likeliest(hidden_BTD[:, -1]).numpy())

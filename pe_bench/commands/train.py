@@ -10,12 +10,12 @@ from pathlib import Path
 
 from pe_bench.commands.job import (
     at_work,
-    describe,
     explain_stop,
     load,
     score_encodings,
     with_weights,
     write_config,
+    write_description,
     write_result,
 )
 from pe_bench.config.schema import Config
@@ -40,7 +40,7 @@ from pe_bench.training.trainer import NOTHING_TO_DO, Step, fit, show_progress
 from pe_bench.values import check_folder
 
 # As long as a training step takes, with its optimizer: measured for `tiny` on one core.
-FORWARD_PASSES = 4.5
+FORWARD_PASSES_PER_STEP = 4.5
 
 
 def train(config: Config, *, waits: Callable[[str], None] | None = None) -> tuple[Path, list[Row]]:
@@ -63,7 +63,7 @@ def _runs_text(left: int) -> str:
 
 @machine.explain_out_of_memory()
 def prepare(config: Config, planner: Planner = make_plans) -> tuple[Job, list[Plan]]:
-    """Load and check a run, and plan its scores; nothing is written. Raises `UserError`."""
+    """Load and check a run, return its job and the plans of its scores; write nothing. Raises `UserError`."""
     require(config.checkpoint is None, "a checkpoint is scored and not trained: say pe-bench eval hf:FOLDER")
     check_folder(config.results_dir, "results_dir", is_written=True)
     if world_size() > 1:  # as many as torchrun has started
@@ -123,11 +123,11 @@ def _finish_in_processes(job: Job, processes: int, bars: Bars, waits: Callable[[
 
 
 def _finish_in_process(
-    config: Config, bars: Bars, waits: Callable[[str], None] | None, told: Listener | None
+    config: Config, bars: Bars, waits: Callable[[str], None] | None, cost_listener: Listener | None
 ) -> None:
     planner = make_plans if rank() == 0 else _no_plans
     job, plans = prepare(config, planner)
-    with report_cost_to(told):
+    with report_cost_to(cost_listener):
         finish(job, plans, bars, waits=waits)
 
 
@@ -185,7 +185,7 @@ def _take_missing_steps(
     begun = checkpoint.latest_checkpoint(job.folder / "checkpoints")
     if begun is None or begun.step < steps:
         runs.delete_scores(job.folder)
-    describe(job)
+    write_description(job)
     say(f"{name}: {job.model.parameter_count:,} parameters, {steps} steps of {tokens:,} tokens")
     if begun is not None and begun.step < steps:
         say(f"{name}: continues from step {begun.step}")
@@ -210,5 +210,5 @@ def _take_missing_steps(
 def _steps_of_scoring(job: Job, plans: Sequence[Plan]) -> float:
     """Return the number of training steps that take about as long as scoring the plans."""
     train = job.config.train
-    step_operations = FORWARD_PASSES * train.batch * operations_of_pass(job, train.length)
+    step_operations = FORWARD_PASSES_PER_STEP * train.batch * operations_of_pass(job, train.length)
     return operations(job, plans) / step_operations

@@ -11,7 +11,7 @@ from support.commands import Command
 
 from pe_bench.cli.app import app
 from pe_bench.cli.completion import LISTS
-from pe_bench.cli.options import ADVANCED
+from pe_bench.cli.options import ADVANCED_OPTIONS
 from pe_bench.config.groups import keys
 
 NAMES = sorted(typer.main.get_command(app).commands)  # pyright: ignore[reportAttributeAccessIssue]
@@ -56,7 +56,7 @@ def test_help_imports_nothing_heavy() -> None:
 
 
 def test_the_longest_helps_have_what_most_need_first_and_every_option_once(command: Command) -> None:
-    for name, params in ADVANCED.items():
+    for name, params in ADVANCED_OPTIONS.items():
         text = command(name, "--help").out
         first, _, advanced = text.partition("\n\nAdvanced options:\n")
         advanced = advanced.partition("\n\n  Examples:")[0]

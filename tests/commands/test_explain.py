@@ -15,14 +15,20 @@ from support.commands import Command, files_in, only_run
 import pe_bench
 from pe_bench.commands.evaluate import Evaluation
 from pe_bench.commands.explain.bench import Bench
-from pe_bench.commands.explain.changes import ClampedDistances, NoInput, changed_model, changes_of, reach
+from pe_bench.commands.explain.changes import (
+    ClampedDistances,
+    NoInputPositions,
+    changed_model,
+    layer_changes,
+    reach,
+)
 from pe_bench.commands.explain.effects import (
     Effect,
     Loss,
     Place,
+    cause_sentence,
     loss_of,
-    sentence_of,
-    share_of,
+    restored_share,
 )
 from pe_bench.commands.explain.explain import load_bench, quarters
 from pe_bench.encodings.bias.alibi import ALiBi
@@ -59,7 +65,7 @@ def test_changing_nothing_restores_nothing_and_a_window_in_all_layers_is_the_con
     assert isinstance(plain, np.ndarray)
     unchanged = bench.job.model.changed({}, {})
     assert np.array_equal(bench.levels(unchanged, 64), plain)
-    window = next(change for change in changes_of(16) if change.name == "window")
+    window = next(change for change in layer_changes(16) if change.name == "window")
     model = changed_model(bench.subject(64), window, range(2), is_all=True)
     assert not isinstance(model, str)
     control = replace(bench.plans[64], limit=16)
@@ -72,7 +78,7 @@ def test_changes_for_longer_texts_change_nothing_at_the_training_length(begin: C
     begin("encoding=t5")
     bench = bench_of(folder)
     plain = bench.unchanged_levels(16)
-    for change in changes_of(16):
+    for change in layer_changes(16):
         model = changed_model(bench.subject(64), change, range(2), is_all=True)
         if change.acts_within or isinstance(model, str):
             continue
@@ -83,7 +89,7 @@ def test_the_model_that_is_changed_stays_what_it_is(begin: Command, folder: Path
     begin("encoding=rope")
     bench = bench_of(folder)
     plain = bench.unchanged_levels(32)
-    for change in changes_of(16):
+    for change in layer_changes(16):
         model = changed_model(bench.subject(32), change, [1])
         if not isinstance(model, str):
             bench.levels(model, 32)
@@ -103,7 +109,7 @@ def test_layers_below_a_change_are_computed_once_with_the_same_levels(
     levels: list[tuple[LanguageModel, int, np.ndarray]] = []
     lengths = (64, 16, 64)
     for length, layer in product(lengths, (1, 3, 2)):
-        for change in changes_of(16):
+        for change in layer_changes(16):
             changed = changed_model(bench.subject(64), change, [layer])
             if not isinstance(changed, str):
                 levels.append((changed, length, bench.levels(changed, length)))
@@ -126,7 +132,7 @@ def test_a_change_of_the_input_leaves_no_layer_to_share(begin: Command, folder: 
     assert model.first_difference(model.changed({}, {})) == 2
     assert model.first_difference(model.changed({}, {1: 16})) == 1
     assert model.first_difference(model.changed({1: NoPE()}, {})) == 1
-    assert model.first_difference(model.changed({}, {}, [NoInput()])) == 0
+    assert model.first_difference(model.changed({}, {}, [NoInputPositions()])) == 0
 
 
 def test_cut_distances_are_those_of_rerope() -> None:
@@ -151,12 +157,12 @@ def test_cut_distances_are_those_of_rerope() -> None:
 def test_what_has_no_meaning_has_a_reason(begin: Command, folder: Path) -> None:
     begin("encoding=kimi_linear", "model.n_layers=4", HALF_SCORED)
     bench = bench_of(folder, targets=3)
-    for change in changes_of(16):
+    for change in layer_changes(16):
         model = changed_model(bench.subject(64), change, [0])
         is_off = change.name == "off"
         assert isinstance(model, str) is not is_off, change.name
         assert is_off or model == "no softmax"
-    nope = {change.name: changed_model(bench.subject(64), change, [3]) for change in changes_of(16)}
+    nope = {change.name: changed_model(bench.subject(64), change, [3]) for change in layer_changes(16)}
     assert nope["cut"] == nope["no positions"] == "no positions in its attention"
     assert nope["freeze slow"] == "no rotation of pairs"
     assert not isinstance(nope["window"], str) and not isinstance(nope["fitted"], str)
@@ -165,7 +171,7 @@ def test_what_has_no_meaning_has_a_reason(begin: Command, folder: Path) -> None:
 def test_freezing_pairs_keeps_the_penalty_of_a_rotary_layer(begin: Command, folder: Path) -> None:
     begin("encoding=gape")
     subject = bench_of(folder, targets=3).subject(64)
-    freeze = next(change for change in changes_of(16) if change.name == "freeze slow")
+    freeze = next(change for change in layer_changes(16) if change.name == "freeze slow")
     model = changed_model(subject, freeze, [0])
     assert not isinstance(model, str)
     layer, frozen = subject.model.layer(0), model.layer(0)
@@ -176,7 +182,7 @@ def test_freezing_pairs_keeps_the_penalty_of_a_rotary_layer(begin: Command, fold
 
 def test_a_layer_without_positions_keeps_what_replaces_its_softmax(begin: Command, folder: Path) -> None:
     begin("encoding=asentmax")
-    change = next(change for change in changes_of(16) if change.name == "no positions")
+    change = next(change for change in layer_changes(16) if change.name == "no positions")
     model = changed_model(bench_of(folder, targets=3).subject(64), change, [0])
     assert not isinstance(model, str)
     assert [type(leaf) for leaf in leaves_of(model.layer(0))] == [ASEntmax]
@@ -190,7 +196,7 @@ def test_how_far_a_layer_sees() -> None:
 def test_positions_of_the_input_are_changed_for_all_layers_together(begin: Command, folder: Path) -> None:
     begin("encoding=sinusoidal")
     bench = bench_of(folder)
-    changes = {change.name: change for change in changes_of(16)}
+    changes = {change.name: change for change in layer_changes(16)}
     assert changed_model(bench.subject(64), changes["cut"], [0]) == "no positions in its attention"
     cut = changed_model(bench.subject(64), changes["cut"], range(2), is_all=True)
     without = changed_model(bench.subject(64), changes["no positions"], range(2), is_all=True)
@@ -209,16 +215,16 @@ def test_what_is_fitted_is_fitted_on_other_documents_than_are_scored(begin: Comm
 
 
 def test_a_fitted_factor_gives_each_head_the_entropy_of_training(begin: Command, folder: Path) -> None:
-    from pe_bench.commands.explain.fit import Entropies
+    from pe_bench.commands.explain.fit import EntropyObserver
     from pe_bench.commands.explain.observe import observed_model, target_queries
 
     begin("encoding=rope", HALF_SCORED)
     bench = bench_of(folder, targets=3)
-    fitted = next(change for change in changes_of(16) if change.name == "fitted")
+    fitted = next(change for change in layer_changes(16) if change.name == "fitted")
 
     def entropies(model, length: int) -> np.ndarray:
         plan = bench.fitted_on[length]
-        measured = Entropies(target_queries(plan), np.ones(1))
+        measured = EntropyObserver(target_queries(plan), np.ones(1))
         bench.score(observed_model(model, measured, [0]), plan)
         return measured.mean(0)[0]
 
@@ -231,10 +237,10 @@ def test_a_fitted_factor_gives_each_head_the_entropy_of_training(begin: Command,
 
 def test_a_share_is_that_of_the_means_and_its_interval_holds_what_documents_share() -> None:
     lost = np.array([[1.0, 2.0, 3.0, 4.0]])
-    exact = share_of(0.64 * lost, lost)
+    exact = restored_share(0.64 * lost, lost)
     assert exact.mean == pytest.approx(0.64) and exact.low == exact.high == pytest.approx(0.64)
     seeds = np.random.default_rng(0).normal(1, 0.1, (3, 30))
-    share = share_of(0.5 * seeds + np.random.default_rng(1).normal(0, 0.1, (3, 30)), seeds)
+    share = restored_share(0.5 * seeds + np.random.default_rng(1).normal(0, 0.1, (3, 30)), seeds)
     assert share.low < 0.5 < share.high and share.high - share.low < 0.2
     assert (share.seeds, share.documents) == (3, 30)
     assert share.at(0.99)[0] < share.low
@@ -260,7 +266,7 @@ def test_the_sentence_names_the_layer_that_restores_more_than_half() -> None:
         effect("sharpen", ALL, 0.07),
         effect("window", Place((0,)), 0.9, length=32),
     ]
-    sentence = sentence_of("rope", 16, LOST, effects)
+    sentence = cause_sentence("rope", 16, LOST, effects)
     assert sentence == (
         "The change window in layer 1 alone restores 64 % (61 to 67 %) of what is lost at 64 tokens; "
         "in all layers, the change sharpen restores 7 % and the change cut restores 80 %"
@@ -269,9 +275,9 @@ def test_the_sentence_names_the_layer_that_restores_more_than_half() -> None:
 
 def test_the_sentence_blames_no_layer_that_may_restore_less_than_half() -> None:
     effects = [effect("window", ALL, 0.9), effect("window", Place((1,)), 0.55, 0.1)]
-    sentence = sentence_of("rope", 16, LOST, effects)
+    sentence = cause_sentence("rope", 16, LOST, effects)
     assert sentence.startswith("No single layer is to blame: the change window in all layers restores 90 %")
-    nothing = sentence_of("rope", 16, LOST, [effect("window", ALL, 0.01, 0.1)])
+    nothing = cause_sentence("rope", 16, LOST, [effect("window", ALL, 0.01, 0.1)])
     assert nothing == "No change surely restores anything of what is lost at 64 tokens"
 
 
@@ -279,11 +285,11 @@ def test_the_sentence_says_where_there_is_nothing_to_explain() -> None:
     within = np.random.default_rng(0).normal(2, 0.1, (1, 30))
     held = loss_of(64, within, within + 0.001)
     nothing_sure = "No loss of alibi is sure up to 64 tokens: there is nothing to explain"
-    assert sentence_of("alibi", 16, [held], []) == nothing_sure
+    assert cause_sentence("alibi", 16, [held], []) == nothing_sure
     unclear = loss_of(64, within, within + np.random.default_rng(1).normal(0.1, 1, (1, 30)))
-    assert sentence_of("alibi", 16, [unclear], []) == nothing_sure
+    assert cause_sentence("alibi", 16, [unclear], []) == nothing_sure
     failed = Loss(64, reason="position 16 is past the table of 16")
-    assert sentence_of("learned", 16, [failed], []) == (
+    assert cause_sentence("learned", 16, [failed], []) == (
         "learned cannot be scored past 16 tokens: position 16 is past the table of 16"
     )
 

@@ -13,7 +13,7 @@ import pe_bench
 from pe_bench.commands.evaluate import Evaluation
 from pe_bench.commands.explain import explain
 from pe_bench.commands.explain.bench import Bench
-from pe_bench.commands.explain.effects import sentence_of
+from pe_bench.commands.explain.effects import cause_sentence
 from pe_bench.commands.explain.explain import Explainer, load_bench
 from pe_bench.encodings.base import LayerEncoding, Side
 from pe_bench.encodings.compose import stack
@@ -109,7 +109,7 @@ def spoilt(bench: Bench, cause: str, layer: int) -> Explainer:
 def planted(bench: Bench, cause: str, layer: int) -> str:
     """Return the sentence on the model with a cause in one layer."""
     losses, effects = spoilt(bench, cause, layer).explain(by_head=True)
-    return sentence_of("kerple_log", LENGTH, losses, effects)
+    return cause_sentence("kerple_log", LENGTH, losses, effects)
 
 
 def is_named(sentence: str, cause: str, layer: int) -> bool:
@@ -119,7 +119,7 @@ def is_named(sentence: str, cause: str, layer: int) -> bool:
 
 def test_without_a_planted_cause_no_layer_is_named(bench: Bench) -> None:
     losses, effects = Explainer([bench], [LONGER]).explain()
-    sentence = sentence_of("kerple_log", LENGTH, losses, effects)
+    sentence = cause_sentence("kerple_log", LENGTH, losses, effects)
     assert "alone restores" not in sentence, sentence
 
 
@@ -132,7 +132,7 @@ def test_a_planted_cause_is_named_with_its_layer(bench: Bench, cause: str, layer
 def test_in_a_deep_model_only_changes_that_help_in_all_layers_are_tried_in_parts(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(explain, "MOST_SINGLE", LAYERS - 1)
+    monkeypatch.setattr(explain, "MAX_SINGLE_LAYERS", LAYERS - 1)
     losses, effects = spoilt(bench, "new distances", 0).explain()
     whole = {effect.change: effect for effect in effects if effect.place.is_all}
     helpful = {name for name, effect in whole.items() if effect.share and effect.share.low > 0}
@@ -140,7 +140,7 @@ def test_in_a_deep_model_only_changes_that_help_in_all_layers_are_tried_in_parts
     assert "cut" in in_parts <= helpful and whole.keys() - in_parts >= {"sharpen", "freeze slow"}
     places = [effect.place.layers for effect in effects if effect.change == "cut" and effect.length == LONGER]
     assert places == [(0, 1, 2, 3, 4), (0,), (1,), (2, 3), (4,), (0,)]
-    assert is_named(sentence_of("kerple_log", LENGTH, losses, effects), "new distances", 0)
+    assert is_named(cause_sentence("kerple_log", LENGTH, losses, effects), "new distances", 0)
 
 
 @pytest.mark.full

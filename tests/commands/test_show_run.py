@@ -7,7 +7,7 @@ import pytest
 import torch
 from support.commands import Command, only_run
 
-from pe_bench.commands.show_run import CHARACTERS, load_run, text_written
+from pe_bench.commands.show_run import WRITTEN_CHARACTERS, load_run, text_written
 from pe_bench.inspection.trained import attention_by_layer, rows_by_layer, trained_encoding
 from pe_bench.model.decoder import Decoder
 from pe_bench.runs.job import Job
@@ -93,7 +93,7 @@ def test_the_likeliest_characters_are_written_after_as_many_tokens_as_the_prompt
     document = split.document(int(split.lengths.argmax()))
     for length, text in zip((16, 32), list(parts.values())[2:], strict=True):
         tokens = torch.from_numpy(document[32 - length : 32].astype(np.int64))
-        for _ in range(CHARACTERS):
+        for _ in range(WRITTEN_CHARACTERS):
             with torch.no_grad():
                 hidden = model.hidden(tokens[None, -length:], torch.arange(length))
                 tokens = torch.cat([tokens, model.likeliest(hidden[0, -1:])])

@@ -8,7 +8,7 @@ import pytest
 from support.checkpoints import write_checkpoint
 
 from pe_bench.commands.evaluate import Evaluation
-from pe_bench.commands.explain.changes import changed_model, changes_of
+from pe_bench.commands.explain.changes import changed_model, layer_changes
 from pe_bench.commands.explain.explain import load_bench
 from pe_bench.scoring.protocols import scores_of
 
@@ -24,7 +24,7 @@ def test_layers_below_a_change_are_computed_once_with_the_same_levels(
     assert bench.job.model.has_parts
     plan = bench.plans[64]
     for layer in (2, 3, 1):
-        for change in changes_of(32):
+        for change in layer_changes(32):
             changed = changed_model(bench.subject(64), change, [layer])
             if isinstance(changed, str):
                 continue
@@ -40,7 +40,7 @@ def test_a_window_in_all_layers_of_a_hugging_face_model_is_the_control(folder: P
     keys = ("data=files", f"data.path={folder / 'corpus'}")
     request = Evaluation(lengths=[64], targets=6, overrides=keys, results_dir=folder / "results")
     bench = load_bench(f"hf:{folder / 'llama'}", request)
-    window = next(change for change in changes_of(32) if change.name == "window")
+    window = next(change for change in layer_changes(32) if change.name == "window")
     model = changed_model(bench.subject(64), window, range(4), is_all=True)
     assert not isinstance(model, str)
     plan = bench.plans[64]

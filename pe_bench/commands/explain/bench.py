@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from torch import Tensor
 
-from pe_bench.commands.explain.changes import Subject
+from pe_bench.commands.explain.changes import ModelAtLength
 from pe_bench.commands.explain.fit import fitted_factors
 from pe_bench.commands.explain.measures import MeasureCollector, TargetValues
 from pe_bench.commands.explain.observe import observed_model, target_queries
@@ -22,13 +22,17 @@ from pe_bench.scoring.scorer import Scored, Scorer
 from pe_bench.scoring.targets import target_blocks
 
 FITTED_BLOCKS = 8  # the blocks of targets to fit on, in documents without a scored target
-TIMES = (2, 4)  # times the training length; the longest length is scored too
+DEFAULT_TIMES = (2, 4)  # times the training length; the longest length is scored too
 
 
 def chosen_lengths(config: Config, asked: Sequence[int] | None) -> list[int]:
-    """Return the lengths to explain, in rising order: by default 2, 4 and 16 times the training length."""
+    """Return the lengths to explain, in rising order: by default 2, 4 and 16 times the training length.
+
+    asked: lengths in tokens, of which only those above the training length count. Raises `UserError` without
+    any.
+    """
     train_length = config.train.length
-    usual = [times * train_length for times in TIMES]
+    usual = [times * train_length for times in DEFAULT_TIMES]
     usual.append(config.eval.resolved_max_length(train_length))
     longer = {length for length in asked or usual if length > train_length}
     message = f"--lengths has no length above the training length, {train_length:,}: give longer ones"
@@ -54,8 +58,8 @@ def plan_targets(
     return [paired_plan(part, length) for part, length in product(parts, lengths)]
 
 
-class Inputs(NamedTuple):
-    """The inputs of a layer of the unchanged model at a length."""
+class LayerInputs(NamedTuple):
+    """The inputs of one layer of the unchanged model when the plan of a length is scored."""
 
     length: int
     layer: int
@@ -70,12 +74,12 @@ class Bench:
     plans: dict[int, Plan]  # the plan of each length
     # The plan of each length for the change `fitted`; empty if all documents are scored.
     fitted_on: dict[int, Plan]
-    _subjects: dict[int, Subject] = field(default_factory=dict)  # the subject of each length
-    _inputs: "Inputs | None" = None  # the inputs that were computed last, of one layer
+    _subjects: dict[int, ModelAtLength] = field(default_factory=dict)  # the subject of each length
+    _inputs: "LayerInputs | None" = None  # the inputs that were computed last, of one layer
 
     @classmethod
-    def of(cls, job: Job, plans: Sequence[Plan]) -> "Bench":
-        """Move the job's model to its device. plans: the plans from `plan_targets`."""
+    def from_job(cls, job: Job, plans: Sequence[Plan]) -> "Bench":
+        """Return the bench of a job, its model moved to its device. plans: the plans from `plan_targets`."""
         model = job.model.to(job.device).eval()
         scored_plans: dict[int, Plan] = {}
         fitted_on: dict[int, Plan] = {}
@@ -88,15 +92,15 @@ class Bench:
     def train_length(self) -> int:
         return self.job.config.train.length
 
-    def subject(self, length: int) -> Subject:
+    def subject(self, length: int) -> ModelAtLength:
         """Return the model to change at a length, with the factors fitted at this length."""
         if length not in self._subjects:
             first = self.plans[length].windows[0].first
-            subject = Subject(self.job.model, self.train_length, length, first)
+            subject = ModelAtLength(self.job.model, self.train_length, length, first)
             self._subjects[length] = self._with_fitted_factors(subject)
         return self._subjects[length]
 
-    def _with_fitted_factors(self, subject: Subject) -> Subject:
+    def _with_fitted_factors(self, subject: ModelAtLength) -> ModelAtLength:
         if not self.fitted_on or subject.length <= subject.train_length:
             return subject
         within = self.fitted_on[subject.train_length]
@@ -134,7 +138,7 @@ class Bench:
         return self._document_levels(plan, self.score(model, plan))
 
     def measure(self, length: int) -> TargetValues:
-        """Measure the layers of the unchanged model."""
+        """Return the measures of all layers of the unchanged model, with a value for each target."""
         plan = self.plans[length]
         collector = MeasureCollector(self.train_length, length, target_queries(plan))
         self.score(observed_model(self.job.model, collector), plan)
@@ -142,22 +146,22 @@ class Bench:
 
     @property
     def clusters(self) -> np.ndarray:
-        """Return the document of each target, or its part of a document, int64 [targets]."""
+        """Return the cluster of each target, int64 [targets]: its document, or its part of few documents."""
         plan = self.plans[self.train_length]
         nothing = np.zeros(plan.targets, np.float32)
         return scores_of(plan, self.job.data.validation, nothing).clusters.index
 
-    def _inputs_of(self, layer: int, length: int) -> Inputs:
+    def _inputs_of(self, layer: int, length: int) -> LayerInputs:
         """Return the inputs of a layer above the first, computed from the kept inputs of a lower layer."""
         kept = self._inputs
         if kept is None or kept.length != length or kept.layer > layer:
-            kept = Inputs(length, 0, [])
+            kept = LayerInputs(length, 0, [])
         if kept.layer < layer:
             outputs: list[Tensor] = []
             between = range(kept.layer, layer)
             below = self.job.model.part(between, kept.passes or None, outputs)
             self.score(below, self.plans[length])
-            kept = Inputs(length, layer, outputs)
+            kept = LayerInputs(length, layer, outputs)
         self._inputs = kept
         return kept
 

@@ -32,23 +32,24 @@ from pe_bench.encodings.scalings.rope_scaling import Scaled, rotation_at
 from pe_bench.model.attention.reference import select_tokens
 from pe_bench.model.decoder import LanguageModel
 
+# Reasons why a change or a measure has no meaning in a layer.
 NO_SOFTMAX = "no softmax"
 NO_POSITIONS = "no positions in its attention"
 SEES_NEAR = "it sees no further than the training length by itself"
-NOT_TURNED = "no rotation of pairs"
+NO_ROTATION = "no rotation of pairs"
 NO_SUCH_PAIR = "no pair with such a wavelength"
-NOT_SHIFTED = "its scores depend on more than distances"
+NOT_BY_DISTANCE = "its scores depend on more than distances"
 NOT_FITTED = "its weights are no softmax of the logits"
 NO_DOCUMENTS = "no other documents to fit on"
 # Hooks by which a layer can read positions, and by which it can read distances.
 POSITION_HOOKS = ("transform", "scores", "distance_bias", "bias", "adjust", "weights")
 DISTANCE_HOOKS = ("transform", "scores", "distance_bias", "bias")
-# Of wavelengths, in training lengths.
-BANDS = ((0.0, 1.0), (1.0, 4.0), (4.0, 16.0), (16.0, math.inf))
+# The ends of each band, in training lengths.
+WAVELENGTH_BANDS = ((0.0, 1.0), (1.0, 4.0), (4.0, 16.0), (16.0, math.inf))
 
 
 @dataclass(frozen=True)
-class Subject:
+class ModelAtLength:
     """A trained model, and the length past its training length for which it is changed."""
 
     model: LanguageModel
@@ -59,7 +60,7 @@ class Subject:
     factors: Mapping[int, Tensor] = field(default_factory=dict)
 
 
-class NewLayer(NamedTuple):
+class ChangedLayer(NamedTuple):
     """A changed layer: it has a new encoding, or its own encoding within a window."""
 
     encoding: LayerEncoding | None = None
@@ -67,9 +68,9 @@ class NewLayer(NamedTuple):
 
 
 # Makes the layer of a number new, or returns the reason why the change has no meaning in the layer.
-Maker = Callable[[Subject, int], NewLayer | str]
+LayerMaker = Callable[[ModelAtLength, int], ChangedLayer | str]
 # Returns all parts of the encoding, with new parts where one changes the input; None if no part does.
-InputMaker = Callable[[Subject], list[PositionalEncoding] | None]
+InputMaker = Callable[[ModelAtLength], list[PositionalEncoding] | None]
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,7 @@ class Change:
 
     name: str
     words: str  # the change in a sentence, a noun
-    make: Maker  # makes the changed layer
+    make: LayerMaker  # makes the changed layer
     # Makes the input, for a change that also acts on positions added to the input.
     make_input: InputMaker | None = None
     in_single_layers: bool = True  # whether the change is tried in single layers
@@ -90,7 +91,7 @@ class Change:
     acts_within: bool = False  # whether the change also acts on texts of the training length
 
 
-def changes_of(train_length: int) -> list[Change]:
+def layer_changes(train_length: int) -> list[Change]:
     """Return all changes of whole layers, in the order of the table."""
     slow = (float(train_length), math.inf)
     trained_only = "cutting distances and positions to trained ones"
@@ -112,7 +113,7 @@ def changes_of(train_length: int) -> list[Change]:
         "off", "switching attention off", _layer_that_reads_nothing, needs_softmax=False, acts_within=True
     )
     changes.append(replace(off, in_all_layers=False))
-    for low, high in BANDS:
+    for low, high in WAVELENGTH_BANDS:
         text = band_text(low, high)
         words = f"freezing pairs of wavelengths {text} training lengths"
         freeze = _maker_of_frozen_pairs((low * train_length, high * train_length))
@@ -121,14 +122,14 @@ def changes_of(train_length: int) -> list[Change]:
     return changes
 
 
-def changes_of_head(train_length: int, head: int, n_heads: int) -> list[Change]:
-    """Return the changes of one head of a layer."""
+def head_changes(train_length: int, head: int, n_heads: int) -> list[Change]:
+    """Return the changes that are tried in one head of a layer: a window, and no attention."""
 
-    def window_of_head(subject: Subject, number: int) -> NewLayer:
-        return _with_part(subject, number, HeadWindow(train_length, head, n_heads))
+    def window_of_head(subject: ModelAtLength, number: int) -> ChangedLayer:
+        return _layer_with_part(subject, number, HeadWindow(train_length, head, n_heads))
 
-    def head_off(subject: Subject, number: int) -> NewLayer:
-        return _with_part(subject, number, HeadsOff(n_heads, [head]))
+    def head_off(subject: ModelAtLength, number: int) -> ChangedLayer:
+        return _layer_with_part(subject, number, HeadsOff(n_heads, [head]))
 
     return [
         Change("window", f"a window of {train_length:,}", window_of_head),
@@ -136,9 +137,9 @@ def changes_of_head(train_length: int, head: int, n_heads: int) -> list[Change]:
     ]
 
 
-def _with_part(subject: Subject, number: int, part: LayerEncoding) -> NewLayer:
-    """Return the layer with `part` added to its encoding."""
-    return NewLayer(stack([subject.model.layer(number), part]))
+def _layer_with_part(subject: ModelAtLength, number: int, part: LayerEncoding) -> ChangedLayer:
+    """Return layer `number` with `part` added to its encoding."""
+    return ChangedLayer(stack([subject.model.layer(number), part]))
 
 
 def band_text(low: float, high: float) -> str:
@@ -154,7 +155,7 @@ def band_text(low: float, high: float) -> str:
 
 
 def changed_model(
-    subject: Subject, change: Change, numbers: Sequence[int], *, is_all: bool = False
+    subject: ModelAtLength, change: Change, numbers: Sequence[int], *, is_all: bool = False
 ) -> LanguageModel | str:
     """Return the model with the change in each layer where the change has a meaning.
 
@@ -181,7 +182,7 @@ def changed_model(
     return ", ".join(dict.fromkeys(reasons))
 
 
-def _changed_layer(subject: Subject, change: Change, number: int) -> NewLayer | str:
+def _changed_layer(subject: ModelAtLength, change: Change, number: int) -> ChangedLayer | str:
     """Return the layer with the change, or the reason why the change has no meaning in the layer."""
     layer = subject.model.layer(number)
     if change.needs_softmax and layer.overrides("attend"):
@@ -194,12 +195,12 @@ def _changed_layer(subject: Subject, change: Change, number: int) -> NewLayer | 
 # Windows
 
 
-def _layer_with_window(subject: Subject, number: int) -> NewLayer:
-    return NewLayer(window=subject.train_length)
+def _layer_with_window(subject: ModelAtLength, number: int) -> ChangedLayer:
+    return ChangedLayer(window=subject.train_length)
 
 
 def reach(layer: LayerEncoding, length: int) -> int:
-    """Return how many tokens back the last of `length` tokens sees, itself included."""
+    """Return the distance in tokens to the earliest key that the last of `length` tokens sees, plus 1."""
     index = torch.arange(length)
     nothing = torch.empty(1, 1, length, 0)
     keys = Side(nothing, nothing, index, index, {})
@@ -234,15 +235,15 @@ class HeadsOff(LayerEncoding):
         return self.factors.to(x.device)
 
 
-def _layer_that_reads_nothing(subject: Subject, number: int) -> NewLayer:
+def _layer_that_reads_nothing(subject: ModelAtLength, number: int) -> ChangedLayer:
     every_head = HeadsOff(1, [0])  # one factor for all heads
-    return _with_part(subject, number, every_head)
+    return _layer_with_part(subject, number, every_head)
 
 
-# Sharper attention
+# SharpenedLogits attention
 
 
-class Sharper(LayerEncoding):
+class SharpenedLogits(LayerEncoding):
     """Multiplies logits by max(1, ln i / ln L) for the i-th query, or by c^t with a fitted c for each head.
 
     first: the index of the first query that c was fitted to. factors: c [H]; None without a fit.
@@ -265,25 +266,25 @@ class Sharper(LayerEncoding):
         return factors.float()
 
 
-class SharperScores(Sharper):
-    """For a layer whose logits have no bias: the fast attention paths support a factor of the scores."""
+class SharpenedByScale(SharpenedLogits):
+    """Sharpens logits that are plain scores, by `logit_scale`, which the fast attention paths support."""
 
     def logit_scale(self, queries: Side) -> Tensor:
         return self.factor(queries)
 
 
-class SharperLogits(Sharper):
-    """For a layer whose logits are more than scores, such as scores plus a bias."""
+class SharpenedByAdjust(SharpenedLogits):
+    """Sharpens logits with a bias or an adjustment in them: `adjust` multiplies their sum."""
 
     def adjust(self, scores: Tensor, visible: Tensor, queries: Side, keys: Side) -> Tensor:
         return scores * self.factor(queries)
 
 
-def _layer_with_sharpened_logits(subject: Subject, number: int) -> NewLayer:
+def _layer_with_sharpened_logits(subject: ModelAtLength, number: int) -> ChangedLayer:
     return _layer_with_multiplied_logits(subject, number, None)
 
 
-def _layer_with_fitted_logits(subject: Subject, number: int) -> NewLayer | str:
+def _layer_with_fitted_logits(subject: ModelAtLength, number: int) -> ChangedLayer | str:
     if subject.model.layer(number).overrides("weights"):
         return NOT_FITTED
     factors = subject.factors.get(number)
@@ -292,22 +293,24 @@ def _layer_with_fitted_logits(subject: Subject, number: int) -> NewLayer | str:
     return _layer_with_multiplied_logits(subject, number, factors)
 
 
-def _layer_with_multiplied_logits(subject: Subject, number: int, factors: Tensor | None) -> NewLayer:
-    """Return the layer with logits multiplied as in `Sharper`. factors: [H]; None without a fit."""
+def _layer_with_multiplied_logits(
+    subject: ModelAtLength, number: int, factors: Tensor | None
+) -> ChangedLayer:
+    """Return the layer with logits multiplied as in `SharpenedLogits`. factors: [H]; None without a fit."""
     layer = subject.model.layer(number)
-    kind = SharperLogits if layer.overrides("bias", "distance_bias", "adjust") else SharperScores
-    return _with_part(subject, number, kind(subject.train_length, subject.first, factors))
+    kind = SharpenedByAdjust if layer.overrides("bias", "distance_bias", "adjust") else SharpenedByScale
+    return _layer_with_part(subject, number, kind(subject.train_length, subject.first, factors))
 
 
 # Positions
 
 
-def _layer_without_positions(subject: Subject, number: int) -> NewLayer | str:
+def _layer_without_positions(subject: ModelAtLength, number: int) -> ChangedLayer | str:
     leaves = leaves_of(subject.model.layer(number))
     kept = [leaf for leaf in leaves if not _reads_positions(leaf)]
     if len(kept) == len(leaves):
         return NO_POSITIONS
-    return NewLayer(stack(kept))
+    return ChangedLayer(stack(kept))
 
 
 def _reads_positions(leaf: LayerEncoding) -> bool:
@@ -324,7 +327,7 @@ class ClampedDistances(Stack):
         self.near = near
 
     def _far_sides(self, queries: Side, keys: Side) -> tuple[Side, Side]:
-        """Return queries and keys at positions whose difference is `near`."""
+        """Return the queries moved to position `near`, and the keys moved to position 0."""
         far_q = torch.full_like(queries.position, self.near)
         start = torch.zeros_like(keys.position)
         return queries._replace(position=far_q), keys._replace(position=start)
@@ -380,25 +383,28 @@ class ClampedDistances(Stack):
         return super().overrides(*(hook for hook in hooks if hook != "columns"))
 
 
-def _layer_with_cut_distances(subject: Subject, number: int) -> NewLayer | str:
+def _layer_with_cut_distances(subject: ModelAtLength, number: int) -> ChangedLayer | str:
     layer = subject.model.layer(number)
-    reason = distance_reason(layer)
-    return reason or NewLayer(ClampedDistances(leaves_of(layer), subject.train_length // 2))
+    reason = why_not_by_distance(layer)
+    return reason or ChangedLayer(ClampedDistances(leaves_of(layer), subject.train_length // 2))
 
 
-def distance_reason(layer: LayerEncoding) -> str:
-    """Return why the logits of a layer do not depend on distances alone; empty where they do."""
+def why_not_by_distance(layer: LayerEncoding) -> str:
+    """Return the reason why a layer's logits do not depend on distances alone; empty where they do."""
     acting = [leaf for leaf in leaves_of(layer) if leaf.overrides(*DISTANCE_HOOKS)]
     if not acting:
         return NO_POSITIONS
     for leaf in acting:
         if leaf.family == "content" or "shift_invariant" not in leaf.claims:
-            return NOT_SHIFTED
+            return NOT_BY_DISTANCE
     return ""
 
 
 class FrozenPairs(LayerEncoding):
-    """Rotates the first features at the given frequencies [pairs], and multiplies them by a factor."""
+    """Rotates pairs at `frequencies` [pairs], 0 for frozen ones, and multiplies them by `factor`.
+
+    The pairs are made of the first features; all other features stay as they are.
+    """
 
     def __init__(self, frequencies: Tensor, factor: float, layout: Layout) -> None:
         super().__init__()
@@ -426,14 +432,14 @@ def _with_frequencies(layer: RoPE, frequencies: Tensor) -> RoPE:
     return other
 
 
-def _maker_of_frozen_pairs(band: tuple[float, float]) -> Maker:
+def _maker_of_frozen_pairs(band: tuple[float, float]) -> LayerMaker:
     """Make the change that freezes pairs with wavelengths in the band. band: its ends, in tokens."""
 
-    def layer_with_frozen_pairs(subject: Subject, number: int) -> NewLayer | str:
+    def layer_with_frozen_pairs(subject: ModelAtLength, number: int) -> ChangedLayer | str:
         leaves = leaves_of(subject.model.layer(number))
         rotations = [rotation_at(leaf, subject.length) for leaf in leaves]
         if all(rotation is None for rotation in rotations):
-            return NOT_TURNED
+            return NO_ROTATION
         new = [*leaves]
         for place, rotation in enumerate(rotations):
             if rotation is not None:
@@ -442,13 +448,13 @@ def _maker_of_frozen_pairs(band: tuple[float, float]) -> Maker:
                     new[place] = _leaf_with_frozen_pairs(leaves[place], rotation, is_frozen)
         if new == [*leaves]:
             return NO_SUCH_PAIR
-        return NewLayer(stack(new))
+        return ChangedLayer(stack(new))
 
     return layer_with_frozen_pairs
 
 
 def layout_of(leaf: LayerEncoding) -> Layout:
-    """Return the places of the two features of a pair in a rotary encoding."""
+    """Return the order of the features of pairs in a rotary encoding: its `layout`, or `half` without one."""
     return getattr(leaf, "layout", "half")
 
 
@@ -469,7 +475,7 @@ def _leaf_with_frozen_pairs(leaf: LayerEncoding, rotation: Scaled, is_frozen: Te
 # Positions of the input
 
 
-class CutInput(PositionalEncoding):
+class CutInputPositions(PositionalEncoding):
     """Adds trained positions to the input for the last tokens, and position 0 for all earlier tokens."""
 
     def __init__(self, part: PositionalEncoding, train_length: int) -> None:
@@ -481,20 +487,20 @@ class CutInput(PositionalEncoding):
         return self.part.embed(x, (ids - first).clamp(min=0), tokens)
 
 
-class NoInput(PositionalEncoding):
+class NoInputPositions(PositionalEncoding):
     """An encoding that adds nothing to the input."""
 
 
-def _parts_with_cut_input(subject: Subject) -> list[PositionalEncoding] | None:
-    return _parts_with_new_input(subject, lambda part: CutInput(part, subject.train_length))
+def _parts_with_cut_input(subject: ModelAtLength) -> list[PositionalEncoding] | None:
+    return _parts_with_new_input(subject, lambda part: CutInputPositions(part, subject.train_length))
 
 
-def _parts_without_input(subject: Subject) -> list[PositionalEncoding] | None:
-    return _parts_with_new_input(subject, lambda part: NoInput())
+def _parts_without_input(subject: ModelAtLength) -> list[PositionalEncoding] | None:
+    return _parts_with_new_input(subject, lambda part: NoInputPositions())
 
 
 def _parts_with_new_input(
-    subject: Subject, make: Callable[[PositionalEncoding], PositionalEncoding]
+    subject: ModelAtLength, make: Callable[[PositionalEncoding], PositionalEncoding]
 ) -> list[PositionalEncoding] | None:
     """Return the encoding's parts, with new parts in place of the parts that change the input.
 

@@ -26,9 +26,9 @@ import numpy as np
 from pe_bench.commands.explain.changes import Change
 from pe_bench.report.statistics import CONFIDENCE, MARGIN, Interval, paired_interval
 
-HALF = 0.5  # a share of the loss
+HALF_OF_LOSS = 0.5  # a share of the loss
 # The sentence compares the named change with the best change of each other kind, in all layers together.
-KINDS = (("window",), ("sharpen", "fitted"), ("cut", "no positions", "freeze slow"))
+KINDS_OF_CHANGES = (("window",), ("sharpen", "fitted"), ("cut", "no positions", "freeze slow"))
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def loss_of(length: int, within: np.ndarray, beyond: np.ndarray) -> Loss:
 def effect_of(
     change: Change, place: Place, length: int, levels: Sequence[np.ndarray], loss: Loss | None
 ) -> Effect:
-    """Return the effect of a change.
+    """Return the effect of a change: what it restores of the level and, of a sure loss, the share.
 
     levels: three arrays of levels [seeds, documents]: at the training length, at `length`, and at `length`
     with the change. loss: the loss at `length`; None at the training length.
@@ -113,10 +113,10 @@ def effect_of(
     effect = Effect(change.name, change.words, place, length, paired_interval(restored))
     if loss is None or not loss.is_sure:
         return effect
-    return replace(effect, share=share_of(restored, beyond - within))
+    return replace(effect, share=restored_share(restored, beyond - within))
 
 
-def share_of(restored: np.ndarray, lost: np.ndarray) -> Interval:
+def restored_share(restored: np.ndarray, lost: np.ndarray) -> Interval:
     """Return the interval of the mean restored over the mean lost, both [seeds, documents]."""
     total = float(lost.mean())
     share = float(restored.mean()) / total
@@ -137,8 +137,12 @@ def is_nonzero(interval: Interval) -> bool:
 # The sentence
 
 
-def sentence_of(label: str, train_length: int, losses: Sequence[Loss], effects: Sequence[Effect]) -> str:
-    """Return the cause in one sentence, by the rule at the top of this module."""
+def cause_sentence(label: str, train_length: int, losses: Sequence[Loss], effects: Sequence[Effect]) -> str:
+    """Return the cause of the losses in one sentence, by the rule at the top of this module.
+
+    It names a change of one layer that surely restores over half of the loss, else the best change of all
+    layers. label: the encoding. losses: by rising length.
+    """
     sure = [loss for loss in losses if loss.is_sure]
     if not sure:
         reasons = [loss.reason for loss in losses if loss.reason]
@@ -171,7 +175,7 @@ def _effects_with_share(effects: Iterable[Effect], length: int) -> list[Effect]:
 
 
 def _most_precise(effects: Sequence[Effect]) -> Effect:
-    """Return the effect with the largest share, or the effect of a head that restores about as much."""
+    """Return the effect with the largest share, or that of a head whose share is in or above its interval."""
     best = max(effects, key=_mean_share)
     assert best.share is not None
     least = best.share.low
@@ -180,15 +184,15 @@ def _most_precise(effects: Sequence[Effect]) -> Effect:
     return max(as_good or [best], key=_mean_share)
 
 
-def _clause_on_other_kinds(whole: Sequence[Effect], named: str) -> str:
-    """Name the best change of each kind except the kind of `named`, and the share it restores, as a clause.
+def _clause_on_other_kinds(whole: Sequence[Effect], named_change: str) -> str:
+    """Name the best change of each kind but that of `named_change`, and the share it restores, as a clause.
 
     whole: the effects of changes in all layers.
     """
     clauses: list[str] = []
-    for kind in KINDS:
+    for kind in KINDS_OF_CHANGES:
         same_kind = [effect for effect in whole if effect.change in kind]
-        if named not in kind and same_kind:
+        if named_change not in kind and same_kind:
             best = max(same_kind, key=_mean_share)
             share = percent(_mean_share(best))
             clauses.append(f"{best.words} restores {share} %")
@@ -196,7 +200,10 @@ def _clause_on_other_kinds(whole: Sequence[Effect], named: str) -> str:
 
 
 def worst_layer(losses: Sequence[Loss], effects: Sequence[Effect]) -> int | None:
-    """Return the layer in which a change alone restores most, at the longest length with a sure loss."""
+    """Return the number of the layer in which a change alone restores most; None without a share.
+
+    Shares are of the longest length with a sure loss. A change of one head of the layer counts too.
+    """
     best = best_effect((effect for effect in effects if effect.place.is_single), losses)
     return None if best is None else best.place.layers[0]
 
@@ -213,10 +220,10 @@ def _mean_share(effect: Effect) -> float:
 
 
 def _surely_restores_half(effect: Effect, n_changes: int) -> bool:
-    """Return whether the share is surely above `HALF`, corrected for `n_changes` changes (Bonferroni)."""
+    """Return whether the share is surely above a half, corrected for `n_changes` changes (Bonferroni)."""
     assert effect.share is not None
     low, _ = effect.share.at(1 - (1 - CONFIDENCE) / n_changes)
-    return low > HALF
+    return low > HALF_OF_LOSS
 
 
 def surely_restores_something(effect: Effect) -> bool:

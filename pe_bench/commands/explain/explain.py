@@ -12,15 +12,15 @@ import numpy as np
 
 from pe_bench.commands.evaluate import Evaluation, load_finished, prepare
 from pe_bench.commands.explain.bench import Bench, chosen_lengths, plan_targets
-from pe_bench.commands.explain.changes import Change, changed_model, changes_of, changes_of_head
+from pe_bench.commands.explain.changes import Change, changed_model, head_changes, layer_changes
 from pe_bench.commands.explain.effects import (
     Effect,
     Loss,
     Place,
     best_effect,
+    cause_sentence,
     effect_of,
     loss_of,
-    sentence_of,
     surely_restores_something,
     worst_layer,
 )
@@ -38,16 +38,16 @@ from pe_bench.system.machine import cores_of
 from pe_bench.system.terminal import progress_bar
 from pe_bench.values import check_type
 
-UNLEARNED = {
+UNLEARNED_TEXTS = {
     "frequencies": "has learned nothing: at the training length it is no better than token frequencies",
     "trigram": "has not learned yet: at the training length it is worse than a trigram model",
 }
-By = Literal["head", "layer"]
-MOST_SINGLE = 8  # layers: in a model with more, quarters of the depth come before single layers
+ByOption = Literal["head", "layer"]
+MAX_SINGLE_LAYERS = 8  # layers: in a model with more, quarters of the depth come before single layers
 QUARTERS = 4
 SLOW = 10.0  # seconds to score the training length; beyond it, the cost is estimated before longer lengths
-TARGETS = 20  # blocks: as many documents as an interval over documents needs
-TARGETS_OF_CHECKPOINT = 4
+TARGET_BLOCKS = 20  # blocks: as many documents as an interval over documents needs
+TARGET_BLOCKS_OF_HF_MODEL = 4
 
 
 def explain_runs(names: Sequence[str], by: Sequence[str], request: Evaluation) -> Explanation:
@@ -57,7 +57,7 @@ def explain_runs(names: Sequence[str], by: Sequence[str], request: Evaluation) -
     layer. Raises `UserError`, `RunError`.
     """
     for each in by:
-        check_type(each, By, "--by")
+        check_type(each, ByOption, "--by")
     benches = [load_bench(name, request) for name in _find_runs_or_checkpoint(names, request)]
     first = benches[0].job
     for bench in benches[1:]:
@@ -73,7 +73,7 @@ def explain_runs(names: Sequence[str], by: Sequence[str], request: Evaluation) -
         measures = explainer.measures() if "layer" in by else []
     train_length = first.config.train.length
     plan = benches[0].plans[train_length]
-    sentence = sentence_of(first.label, train_length, losses, effects)
+    sentence = cause_sentence(first.label, train_length, losses, effects)
     warning = _unlearned_warning(first.label, runs)
     return Explanation(
         label=first.label,
@@ -114,9 +114,9 @@ def _unlearned_warning(label: str, folders: Sequence[Path]) -> str:
             rows += [row for row in paired if row.score_dtype == "float32"]
     anchors = read_anchors(folders[0].parent.parent / "anchors")
     anchor = unlearned(rows, ScoredRuns(runs.__getitem__, anchors))
-    if anchor not in UNLEARNED:
+    if anchor not in UNLEARNED_TEXTS:
         return ""
-    return f"{label} {UNLEARNED[anchor]}, so its losses at longer lengths mean little"
+    return f"{label} {UNLEARNED_TEXTS[anchor]}, so its losses at longer lengths mean little"
 
 
 def load_bench(run: str | Path, request: Evaluation) -> Bench:
@@ -124,7 +124,7 @@ def load_bench(run: str | Path, request: Evaluation) -> Bench:
     is_run = isinstance(run, Path)
     message = f"{run} has no default lengths to score: give them with --lengths"
     require(is_run or request.lengths is not None, message)
-    targets = request.targets or (TARGETS if is_run else TARGETS_OF_CHECKPOINT)
+    targets = request.targets or (TARGET_BLOCKS if is_run else TARGET_BLOCKS_OF_HF_MODEL)
     planner = partial(plan_targets, request.lengths)
     prepared = prepare(run, replace(request, targets=targets), planner=planner)
     message = f"{prepared.folder.name} answers a task, and explain scores text: name another run"
@@ -134,12 +134,12 @@ def load_bench(run: str | Path, request: Evaluation) -> Bench:
         has_encoding = getattr(job.model, "state", None) is not None
         why = "keeps its own attention, in which nothing can be changed: leave --plain out"
         require(has_encoding, f"{run} {why}")
-        return Bench.of(job, plans)
+        return Bench.from_job(job, plans)
     loaded = load_finished(prepared.folder, prepared.config, planner)
     message = f"{prepared.folder.name} is a run of a Hugging Face model: use pe-bench explain hf:FOLDER"
     require(loaded.trained is not None, message)
     assert loaded.trained is not None
-    return Bench.of(with_weights(loaded.job, loaded.trained), loaded.plans)
+    return Bench.from_job(with_weights(loaded.job, loaded.trained), loaded.plans)
 
 
 class Experiment(NamedTuple):
@@ -168,13 +168,16 @@ class Explainer:
         self.seconds: dict[int, float] = {}
 
     def explain(self, *, by_head: bool = False) -> tuple[list[Loss], list[Effect]]:
-        """Return the loss at each length, and the effect of each change."""
-        changes = changes_of(self.train_length)
+        """Return the loss at each length, and the effect of each change at the lengths with a sure loss.
+
+        There are no effects without a sure loss. by_head: also change the heads of the worst layer.
+        """
+        changes = layer_changes(self.train_length)
         for_parts = [change for change in changes if change.in_single_layers]
         everything = Place(tuple(range(self.n_layers)), is_all=True)
         singles = [Place((number,)) for number in range(self.n_layers)]
         planned = [(change, everything) for change in changes if change.in_all_layers]
-        is_deep = self.n_layers > MOST_SINGLE
+        is_deep = self.n_layers > MAX_SINGLE_LAYERS
         if not is_deep:
             planned += product(for_parts, singles)
         losses = self._score_losses(planned)
@@ -198,11 +201,11 @@ class Explainer:
         return losses, sorted(effects, key=lambda effect: order[effect.change])
 
     def _head_changes(self, layer: int) -> list[tuple[Change, Place]]:
-        """Return the changes of each head of a layer."""
+        """Return the changes to try in each head of a layer, each with its place."""
         n_heads = self.benches[0].job.config.model.n_heads
         changes_with_places: list[tuple[Change, Place]] = []
         for head in range(n_heads):
-            changes = changes_of_head(self.train_length, head, n_heads)
+            changes = head_changes(self.train_length, head, n_heads)
             changes_with_places += [(change, Place((layer,), head)) for change in changes]
         return changes_with_places
 
@@ -288,7 +291,7 @@ class Explainer:
         return effects
 
     def _seconds_to_score(self, experiment: Experiment) -> float:
-        """Return the seconds to score a change; layers below it are computed once for many changes."""
+        """Return the expected seconds to score a change, without the layers below it, which changes share."""
         has_parts = self.benches[0].job.model.has_parts
         shared = experiment.place.layers[0] if has_parts else 0
         return self.seconds[experiment.length] * (1 - shared / self.n_layers)

@@ -13,9 +13,10 @@ from pe_bench.render import grid
 from pe_bench.render.grid import MISSING, Cell, Column, Grid
 from pe_bench.report.statistics import Interval
 
-Missing = tuple[str, str, str]  # why a change or measure has no meaning in a layer, its name, the layer
+# The reason why a change or measure has no meaning in a layer, the name of the change or measure, the layer.
+MissingNumber = tuple[str, str, str]
 # The columns of --csv.
-COLUMNS = (
+CSV_COLUMNS = (
     *("change", "layers", "head", "length", "restored", "restored_low", "restored_high"),
     *("share", "share_low", "share_high", "reason"),
     *("measure", "mean", "difference", "difference_low", "difference_high"),
@@ -47,7 +48,7 @@ class Explanation:
         return "bits per byte" if self.has_bytes else "nats per token"
 
     def __str__(self) -> str:
-        tables = [table.draw for table in tables_of(self)]
+        tables = [table.draw for table in explanation_tables(self)]
         return grid.text_of(lambda console: grid.show(tables, console))
 
     def plot(self, path: str | Path) -> None:
@@ -67,47 +68,47 @@ class Explanation:
         draw_layers(Path(path), title, f"{self.sentence}.", effects, self.measures)
 
 
-def tables_of(found: Explanation) -> list[Grid]:
+def explanation_tables(explanation: Explanation) -> list[Grid]:
     """Return the table of changes with the sentence below it, and the table of measures if there are any."""
-    tables = [_table_of_changes(found)]
-    if found.measures:
-        tables.append(_table_of_measures(found))
+    tables = [_table_of_changes(explanation)]
+    if explanation.measures:
+        tables.append(_table_of_measures(explanation))
     return tables
 
 
-def _table_of_changes(found: Explanation) -> Grid:
+def _table_of_changes(explanation: Explanation) -> Grid:
     """Return a row for each change and place: shares by length, and the cost at the training length."""
     effects_by_row: dict[tuple[str, str], dict[int, Effect]] = {}
-    for effect in found.effects:
+    for effect in explanation.effects:
         by_length = effects_by_row.setdefault((effect.change, str(effect.place)), {})
         by_length[effect.length] = effect
-    trained = found.train_length
-    rows = [[Cell("lost"), Cell(), Cell(), *map(_loss_cell, found.losses)]]
-    missing_effects: list[Missing] = []
-    first_lost = min((loss.length for loss in found.losses if loss.is_sure), default=0)
+    trained = explanation.train_length
+    rows = [[Cell("lost"), Cell(), Cell(), *map(_loss_cell, explanation.losses)]]
+    missing_effects: list[MissingNumber] = []
+    first_lost = min((loss.length for loss in explanation.losses if loss.is_sure), default=0)
     for (change, place), by_length in effects_by_row.items():
         first = by_length.get(first_lost)
         if first is not None and first.reason:
             missing_effects.append((first.reason, change, place))
             continue
         cost = _cost_cell(by_length.get(trained))
-        shares = [_share_cell(by_length.get(length)) for length in found.lengths]
+        shares = [_share_cell(by_length.get(length)) for length in explanation.lengths]
         rows.append([Cell(change), Cell(place), cost, *shares])
-    notes = [f"{found.sentence}."]
-    if found.warning:
-        notes.insert(0, f"warning: {found.warning}")
+    notes = [f"{explanation.sentence}."]
+    if explanation.warning:
+        notes.insert(0, f"warning: {explanation.warning}")
     if effects_by_row:
         notes.append(SHARES_NOTE)
-        notes.append(f"at {trained:,}: {found.unit} that the change adds at the training length")
+        notes.append(f"at {trained:,}: {explanation.unit} that the change adds at the training length")
     notes += _missing_notes(missing_effects)
-    seeds = len(found.runs)
+    seeds = len(explanation.runs)
     title = [
-        f"{found.label}, trained at {trained:,} tokens",
-        f"{seeds} seeds" if seeds > 1 else found.runs[0].name,
+        f"{explanation.label}, trained at {trained:,} tokens",
+        f"{seeds} seeds" if seeds > 1 else explanation.runs[0].name,
     ]
-    title.append(f"{found.targets:,} targets of {found.documents} documents")
-    title.append(f"lost in {found.unit}")
-    columns = _columns_by_layer("change", f"at {trained:,}", *_headings(found.lengths))
+    title.append(f"{explanation.targets:,} targets of {explanation.documents} documents")
+    title.append(f"lost in {explanation.unit}")
+    columns = _columns_by_layer("change", f"at {trained:,}", *_headings(explanation.lengths))
     return Grid(columns, rows, title, notes=notes, keys=2).without_empty()
 
 
@@ -153,15 +154,15 @@ def _colour_of_interval(interval: Interval) -> str:
     return "" if is_nonzero(interval) else "dim"
 
 
-def _table_of_measures(found: Explanation) -> Grid:
+def _table_of_measures(explanation: Explanation) -> Grid:
     """Return a row for each measure and layer: its mean at each length."""
-    trained = found.train_length
-    lengths = dict.fromkeys(measure.length for measure in found.measures)
+    trained = explanation.train_length
+    lengths = dict.fromkeys(measure.length for measure in explanation.measures)
     measures_by_row: dict[tuple[str, int], list[LayerMeasure]] = {}
-    for measure in found.measures:
+    for measure in explanation.measures:
         measures_by_row.setdefault((measure.name, measure.layer), []).append(measure)
     rows: list[list[Cell]] = []
-    missing_measures: list[Missing] = []
+    missing_measures: list[MissingNumber] = []
     for (name, layer), measures in measures_by_row.items():
         reason = measures[0].reason
         if reason:
@@ -197,8 +198,8 @@ def _number_text(value: float) -> str:
     return f"{value:,.1f}" if size >= 10 else f"{value:,.3f}"
 
 
-def _missing_notes(missing: Sequence[Missing]) -> list[str]:
-    """Return one note for all measures that are missing for the same reason in the same layers."""
+def _missing_notes(missing: Sequence[MissingNumber]) -> list[str]:
+    """Return notes, each with a reason, the changes or measures without a number, and their layers."""
     layers_without: dict[str, dict[str, list[str]]] = {}  # the layers, by reason and name
     for reason, name, layer in missing:
         layers_without.setdefault(reason, {}).setdefault(name, []).append(layer)
@@ -213,11 +214,11 @@ def _missing_notes(missing: Sequence[Missing]) -> list[str]:
     return notes
 
 
-def _csv_rows(found: Explanation) -> Iterator[dict[str, Any]]:
-    """Yield a row for each loss, effect and measure, with the columns `COLUMNS`."""
-    for loss in found.losses:
+def _csv_rows(explanation: Explanation) -> Iterator[dict[str, Any]]:
+    """Yield a row for each loss, effect and measure, with the columns `CSV_COLUMNS`."""
+    for loss in explanation.losses:
         yield _csv_row(change="lost", length=loss.length, restored=loss.lost, reason=loss.reason)
-    for effect in found.effects:
+    for effect in explanation.effects:
         yield _csv_row(
             change=effect.change,
             layers=" ".join(map(str, effect.place.layers)),
@@ -227,7 +228,7 @@ def _csv_rows(found: Explanation) -> Iterator[dict[str, Any]]:
             share=effect.share,
             reason=effect.reason,
         )
-    for measure in found.measures:
+    for measure in explanation.measures:
         yield _csv_row(
             measure=measure.name,
             layers=str(measure.layer),
@@ -239,8 +240,8 @@ def _csv_rows(found: Explanation) -> Iterator[dict[str, Any]]:
 
 
 def _csv_row(**values: Any) -> dict[str, Any]:
-    """Return a row of `COLUMNS`; an interval fills three columns, and missing values are None."""
-    row: dict[str, Any] = {name: values.get(name) for name in COLUMNS}
+    """Return a row of `CSV_COLUMNS`; an interval fills three columns, and missing values are None."""
+    row: dict[str, Any] = {name: values.get(name) for name in CSV_COLUMNS}
     for name in ("restored", "share", "difference"):
         interval = values.get(name)
         if interval is not None:
@@ -250,8 +251,8 @@ def _csv_row(**values: Any) -> dict[str, Any]:
     return row
 
 
-def csv_text(found: Explanation) -> str:
+def csv_text(explanation: Explanation) -> str:
     """Return the numbers as CSV: a row for each loss, effect and measure."""
     import pandas
 
-    return pandas.DataFrame(_csv_rows(found), columns=list(COLUMNS)).to_csv(index=False)
+    return pandas.DataFrame(_csv_rows(explanation), columns=list(CSV_COLUMNS)).to_csv(index=False)

@@ -6,16 +6,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pe_bench.commands.explain.changes import Subject
+from pe_bench.commands.explain.changes import ModelAtLength
 from pe_bench.commands.explain.observe import Observer, QueryBlock, entropies, observed_model, target_queries
 from pe_bench.model.decoder import LanguageModel
 from pe_bench.scoring.protocols import Plan
 
 TRIED_FACTORS = 2.0 ** np.linspace(-1, 3, 17)  # a factor between two of these is interpolated
-FIT_EVERY = 8  # targets, of which the first is used in the fit
+FIT_EVERY_TARGETS = 8  # targets, of which the first is used in the fit
 
 
-class Entropies(Observer):
+class EntropyObserver(Observer):
     """Measures the mean entropy of each layer's heads, with logits times each of several factors.
 
     queries: the indices of the targets' queries.
@@ -32,7 +32,7 @@ class Entropies(Observer):
             if block.layer.overrides("weights"):
                 return
             place = block.queries.index - self.queries.start
-            rows = (place % FIT_EVERY == 0).nonzero().flatten()
+            rows = (place % FIT_EVERY_TARGETS == 0).nonzero().flatten()
             null = block.layer.null_logit(block.queries)
             if null is not None:
                 null = null.expand(*block.logits.shape[:-1], 1)
@@ -46,20 +46,20 @@ class Entropies(Observer):
             self.counts[number] = self.counts.get(number, 0) + count
 
     def mean(self, number: int) -> np.ndarray:
-        """Return the mean entropy [factors, H] of a layer in nats."""
+        """Return the mean entropy [factors, H] of layer `number` in nats."""
         return (self.sums[number] / self.counts[number]).cpu().numpy()
 
 
 def fitted_factors(
-    subject: Subject, within: Plan, beyond: Plan, score: Callable[[LanguageModel, Plan], object]
+    subject: ModelAtLength, within: Plan, beyond: Plan, score: Callable[[LanguageModel, Plan], object]
 ) -> dict[int, Tensor]:
     """Return a factor of each head's logits [H], between 1/2 and 8, for each layer with softmax.
 
     within, beyond: plans of the same targets, at the training length and at the subject's length. score:
     scores a plan with a model.
     """
-    at_training = Entropies(target_queries(within), np.ones(1))
-    at_length = Entropies(target_queries(beyond), TRIED_FACTORS)
+    at_training = EntropyObserver(target_queries(within), np.ones(1))
+    at_length = EntropyObserver(target_queries(beyond), TRIED_FACTORS)
     score(observed_model(subject.model, at_training), within)
     score(observed_model(subject.model, at_length), beyond)
     # Entropy falls as the factor rises; np.interp wants rising points.

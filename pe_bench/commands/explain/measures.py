@@ -32,14 +32,14 @@ import torch
 from torch import Tensor
 
 from pe_bench.commands.explain.changes import (
-    BANDS,
     NO_POSITIONS,
+    NO_ROTATION,
     NO_SOFTMAX,
-    NOT_TURNED,
+    WAVELENGTH_BANDS,
     band_text,
-    distance_reason,
     is_in_band,
     layout_of,
+    why_not_by_distance,
 )
 from pe_bench.commands.explain.observe import Observer, QueryBlock
 from pe_bench.encodings.base import LayerEncoding
@@ -51,16 +51,16 @@ from pe_bench.model.attention.reference import logits, select_tokens
 from pe_bench.report.statistics import Interval, paired_interval
 
 FIRST_TOKENS = 4
-PAIRS = 32  # the number of pairs of random keys for each query
+KEY_PAIRS = 32  # the number of pairs of random keys for each query
 SOFTMAX_NAMES = (
     *("entropy", "first token", "first four", "distance", "distance without first", "far mass"),
     *("logit range", "largest far"),
 )
 STATE_NAMES = ("half-life", "state norm")
 ORDER_KEPT = "order kept"
-BAND_TEXTS = tuple(band_text(low, high) for low, high in BANDS)
+BAND_TEXTS = tuple(band_text(low, high) for low, high in WAVELENGTH_BANDS)
 BAND_NAMES = tuple(f"{kind} {band}" for kind, band in product(("energy", "logit"), BAND_TEXTS))
-NAMES = (*SOFTMAX_NAMES, ORDER_KEPT, *BAND_NAMES, *STATE_NAMES)
+MEASURE_NAMES = (*SOFTMAX_NAMES, ORDER_KEPT, *BAND_NAMES, *STATE_NAMES)
 # Keys: the layer and the name of a measure; float64 [targets].
 TargetValues = dict[tuple[int, str], np.ndarray]
 
@@ -79,7 +79,7 @@ class LayerMeasure:
 
 
 class MeasureCollector(Observer):
-    """Measures the queries of a plan's targets in each layer. queries: their indices in a window."""
+    """Collects the measures of the targets' queries in each layer. queries: their indices in a window."""
 
     def __init__(self, train_length: int, length: int, queries: range) -> None:
         super().__init__(queries, max(0, length - train_length))
@@ -117,7 +117,7 @@ class MeasureCollector(Observer):
 
 
 def block_measures(block: QueryBlock, train_length: int) -> dict[str, Tensor]:
-    """Return the measures of a block's queries, means over heads, [B, Q] by name."""
+    """Return the measures of a block's queries by name, each a mean over heads, float64 [B, Q]."""
     distance = block.queries.index.unsqueeze(-1) - block.keys.index
     distance = distance.clamp(min=0)
     weights = block.weights
@@ -135,7 +135,7 @@ def block_measures(block: QueryBlock, train_length: int) -> dict[str, Tensor]:
     found["far mass"] = (weights * is_far).sum(-1)
     found["logit range"] = masked.amax(-1) - median_of_visible(masked)
     found["largest far"] = is_far.expand(masked.shape).gather(-1, largest).squeeze(-1)
-    if not distance_reason(block.layer):
+    if not why_not_by_distance(block.layer):
         found[ORDER_KEPT] = order_kept(block, train_length)
     found |= band_measures(block, weights, train_length)
     return {name: values.double().mean(1) for name, values in found.items()}
@@ -171,12 +171,12 @@ def order_kept(block: QueryBlock, train_length: int) -> Tensor:
     near = block.logits[..., first:]
     far, _ = logits(block.layer, block.far_queries, near_keys, block.scale)
     generator = torch.Generator().manual_seed(train_length)
-    distance = torch.randint(train_length, (PAIRS,), generator=generator)
-    step = torch.randint(1, train_length, (PAIRS,), generator=generator)
+    distance = torch.randint(train_length, (KEY_PAIRS,), generator=generator)
+    step = torch.randint(1, train_length, (KEY_PAIRS,), generator=generator)
     random_keys: list[Tensor] = []
     for back in (distance, (distance + step) % train_length):
         place = block.queries.index.unsqueeze(-1) - back.to(near.device) - first
-        random_keys.append(place.clamp(min=0).expand(*near.shape[:-1], PAIRS))
+        random_keys.append(place.clamp(min=0).expand(*near.shape[:-1], KEY_PAIRS))
     orders_of_keys: list[Tensor] = []
     for scores in (near, far.expand_as(near)):
         one, other = (scores.gather(-1, place) for place in random_keys)
@@ -185,7 +185,7 @@ def order_kept(block: QueryBlock, train_length: int) -> Tensor:
 
 
 def band_measures(block: QueryBlock, weights: Tensor, train_length: int) -> dict[str, Tensor]:
-    """Return energies and logits in bands of wavelengths, [B, H, Q]; empty where no pair is rotated."""
+    """Return energies and logits in bands of wavelengths, [B, H, Q] by name; empty if no pair is rotated."""
     found = rotation_of(block.layer, len(block.keys.index))
     if found is None:
         return {}
@@ -196,7 +196,7 @@ def band_measures(block: QueryBlock, weights: Tensor, train_length: int) -> dict
     first, second = split_pairs((block.queries.x * read)[..., :rotated], layout)
     added = (first + second) * block.scale
     measures: dict[str, Tensor] = {}
-    for (low, high), band in zip(BANDS, BAND_TEXTS, strict=True):
+    for (low, high), band in zip(WAVELENGTH_BANDS, BAND_TEXTS, strict=True):
         is_in = is_in_band(frequencies, low * train_length, high * train_length)
         measures[f"energy {band}"] = energy[..., is_in].sum(-1)
         measures[f"logit {band}"] = added[..., is_in].sum(-1)
@@ -244,7 +244,7 @@ def missing_reason(layer: LayerEncoding, name: str) -> str:
         return NO_SOFTMAX
     if name in STATE_NAMES or layer.overrides("attend"):
         return ""
-    return NOT_TURNED if name in BAND_NAMES else NO_POSITIONS
+    return NO_ROTATION if name in BAND_NAMES else NO_POSITIONS
 
 
 def layer_measures(
@@ -253,13 +253,13 @@ def layer_measures(
     layers: list[LayerEncoding],
     train_length: int,
 ) -> list[LayerMeasure]:
-    """Return the measures of all layers at all lengths.
+    """Return the mean of each measure in each layer at each length, and its change from the training length.
 
-    values: for each length, the measures of each seed. clusters: the document of each target, or the
-    segment of a document, int64 [targets].
+    A missing measure has a reason in place of numbers. values: by length, the values of each seed. clusters:
+    the document of each target, or the segment of a document, int64 [targets].
     """
     measured: list[LayerMeasure] = []
-    for name in NAMES:
+    for name in MEASURE_NAMES:
         for number, layer in enumerate(layers):
             key = (number, name)
             if key not in values[train_length][0]:

@@ -110,7 +110,7 @@ class ObservedLayer(Wrapper):
 
 
 def target_queries(plan: Plan) -> range:
-    """Return the indices of the queries before a target, the same in each window of the plan."""
+    """Return the indices of the queries that predict targets, the same in each window of the plan."""
     window = plan.windows[0]
     return range(window.first, window.first + window.targets)
 
@@ -118,7 +118,7 @@ def target_queries(plan: Plan) -> range:
 def observed_model(
     model: LanguageModel, observer: Observer, numbers: Sequence[int] | None = None
 ) -> LanguageModel:
-    """Return the same model with an observer of its layers.
+    """Return a model with the same outputs whose layers show their logits or states to an observer.
 
     numbers: the layers to observe; None: all layers.
     """

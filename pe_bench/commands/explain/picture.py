@@ -12,16 +12,16 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-MOST_LAYERS = 8
+MAX_LAYERS = 8
 LEFT = 1.25  # inches left of the panels, for names of changes
 GAP = 0.2  # inches between panels
 BARS, LINES = 1.7, 1.5  # inches, heights of panels
 ABOVE, BETWEEN, BELOW = 0.6, 0.6, 0.6  # inches: above the bars, between the rows, below the lines
-LEAST = -0.6  # the smallest share that is shown
-MOST = 1.15  # the largest share that is shown
+LEAST_SHARE = -0.6  # the smallest share that is shown
+MOST_SHARE = 1.15  # the largest share that is shown
 SHARE_TICKS = ([-0.5, 0, 0.5, 1], ["-50", "0", "50", "100 %"])
-SMALL = 8  # points, of numbers at the axes
-LINE_WIDTH = 110  # characters of the note
+SMALL_FONT = 8  # points, of numbers at the axes
+NOTE_WIDTH = 110  # characters of the note
 
 
 class LineStyle(NamedTuple):
@@ -55,7 +55,7 @@ def _draw_figure(
 ) -> "Figure":
     layers = _shown_layers(effects, measures)
     changes = _shown_changes(effects)
-    note = paper.wrapped([sentence, "What a layer reads need not be a cause."], LINE_WIDTH)
+    note = paper.wrapped([sentence, "What a layer reads need not be a cause."], NOTE_WIDTH)
     columns = len(layers) + 1
     width = (paper.WIDTH - LEFT) / columns - GAP
     below_bars = ABOVE + BARS + BETWEEN
@@ -76,20 +76,20 @@ def _draw_figure(
             lines = paper.place_axes(figure, left, below_bars, width, LINES)
             _draw_lines(lines, [measure for measure in measures if measure.layer == layer])
             if layer == layers[0]:
-                lines.set_yticks([0, 0.5, 1], ["0", "0.5", "1"], fontsize=SMALL)
+                lines.set_yticks([0, 0.5, 1], ["0", "0.5", "1"], fontsize=SMALL_FONT)
     _draw_legend(paper.place_axes(figure, 0.1, below_bars, LEFT + width, LINES))
     paper.place_text(figure, 0.1, note_top, note, fontsize=paper.NOTE_FONT, color=paper.GREY)
     return figure
 
 
 def _shown_layers(effects: Sequence[Effect], measures: Sequence[LayerMeasure]) -> list[int]:
-    """Return the layers that were changed alone, or all layers if none was; at most `MOST_LAYERS`."""
+    """Return the layers that were changed alone, or all layers if none was; at most `MAX_LAYERS`."""
     changed_alone: set[int] = set()
     for effect in effects:
         if effect.place.is_single and effect.place.head is None:
             changed_alone.update(effect.place.layers)
     measured = {measure.layer for measure in measures}
-    return sorted(changed_alone or measured)[:MOST_LAYERS]
+    return sorted(changed_alone or measured)[:MAX_LAYERS]
 
 
 def _shown_changes(effects: Sequence[Effect]) -> list[str]:
@@ -105,11 +105,11 @@ def _is_in_panel(place: Place, layer: int | None) -> bool:
 
 def _draw_bars(axes: "Axes", effects: Sequence[Effect], changes: Sequence[str]) -> None:
     """Draw the share that each change restores as a bar, with its interval."""
-    axes.set_xlim(LEAST, MOST)
+    axes.set_xlim(LEAST_SHARE, MOST_SHARE)
     rows = max(1, len(changes))
     axes.set_ylim(-0.6, rows - 0.4)
     axes.axvline(0, color=paper.GREY, linewidth=0.8)
-    axes.set_xticks(*SHARE_TICKS, fontsize=SMALL)
+    axes.set_xticks(*SHARE_TICKS, fontsize=SMALL_FONT)
     axes.set_yticks([])
     axes.grid(axis="x", color=paper.RULE)
     axes.set_axisbelow(True)
@@ -120,7 +120,7 @@ def _draw_bars(axes: "Axes", effects: Sequence[Effect], changes: Sequence[str]) 
         row = changes.index(effect.change)
         colour = paper.COLOURS[3] if is_nonzero(share) else paper.COLOURS[0]
         axes.barh(row, share.mean, height=0.7, color=colour)
-        axes.hlines(row, max(share.low, LEAST), min(share.high, MOST), color="black", linewidth=1)
+        axes.hlines(row, max(share.low, LEAST_SHARE), min(share.high, MOST_SHARE), color="black", linewidth=1)
 
 
 def _draw_lines(axes: "Axes", measures: Sequence[LayerMeasure]) -> None:
@@ -135,9 +135,9 @@ def _draw_lines(axes: "Axes", measures: Sequence[LayerMeasure]) -> None:
     lengths = [measure.length for measure in measures]
     ends = [min(lengths), max(lengths)]
     axes.set_xscale("log", base=2)
-    axes.set_xticks(ends, [f"{length:,}" for length in ends], fontsize=SMALL)
+    axes.set_xticks(ends, [f"{length:,}" for length in ends], fontsize=SMALL_FONT)
     axes.minorticks_off()
-    axes.set_xlabel("tokens", fontsize=SMALL)
+    axes.set_xlabel("tokens", fontsize=SMALL_FONT)
     for name in LINE_STYLES:
         means: dict[int, float] = {}
         for measure in shown:
@@ -151,7 +151,7 @@ def _draw_legend(axes: "Axes") -> None:
     axes.set_axis_off()
     for name in LINE_STYLES:
         _draw_line(axes, name, {})
-    axes.legend(loc="upper left", frameon=False, fontsize=SMALL)
+    axes.legend(loc="upper left", frameon=False, fontsize=SMALL_FONT)
 
 
 def _draw_line(axes: "Axes", name: str, means: Mapping[int, float]) -> None:

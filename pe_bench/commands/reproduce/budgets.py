@@ -26,16 +26,16 @@ if TYPE_CHECKING:
 
     from pe_bench.render.paper import Style
 
-NEAR, FAR = 2, 8  # times the training length, at which changes are shown
-LINEAR = 0.1  # bits per byte, up to which the axis of changes is linear
+NEAR_TIMES, FAR_TIMES = 2, 8  # times the training length, at which changes are shown
+LINEAR_BELOW = 0.1  # bits per byte; the axis of changes is logarithmic above
 WIDTH, PANEL = 6.6, 1.9  # inches, of a panel
 ABOVE, BETWEEN, BELOW = 0.45, 0.75, 0.4  # inches: below the title, between panels, for the note
-UNLEARNED = "*"
+UNLEARNED_MARK = "*"  # behind the level of models that have not learned
 MIN_ORDERED = 3  # the fewest encodings whose order says something
 
 
 @dataclass(frozen=True)
-class Budget:
+class BudgetResult:
     """The results of an encoding after a number of training tokens, in bits per byte.
 
     A number that was not scored is None.
@@ -45,10 +45,10 @@ class Budget:
     tokens: int  # the number of training tokens
     seeds: int
     level: float  # the level at the training length
-    near: Interval | None  # the change at `NEAR` times the training length
-    far: Interval | None  # the change at `FAR` times the training length
-    recall: Interval | None  # the change of the recall targets at `NEAR` times the training length
-    # At `NEAR` times the training length: the cost of far text from another document.
+    near: Interval | None  # the change at `NEAR_TIMES` times the training length
+    far: Interval | None  # the change at `FAR_TIMES` times the training length
+    recall: Interval | None  # the change of the recall targets at `NEAR_TIMES` times the training length
+    # At `NEAR_TIMES` times the training length: the cost of far text from another document.
     swap: Interval | None
     # At the same length: whether text beyond the training length is used: yes, no, unclear, or empty.
     reads_far: str
@@ -58,16 +58,16 @@ class Budget:
     has_learned: bool = True
 
 
-def budgets_of(study: Study, scores: Measurements) -> list[Budget]:
+def budget_results(study: Study, scores: Measurements) -> list[BudgetResult]:
     """Return the results of each encoding at each budget, encoding by encoding."""
-    budgets_by_key: dict[tuple[str, int], Budget] = {}  # two budgets of a toy may be the same runs
+    budgets_by_key: dict[tuple[str, int], BudgetResult] = {}  # two budgets of a toy may be the same runs
     order_of_encodings: dict[str, int] = {}  # the order of the encodings
     all_series: list[Series] = []
     for sweep in study.sweeps:
         all_series += [Series(encoding, sweep.name) for encoding in sweep.encodings]
     for series in dict.fromkeys(all_series):
         order_of_encodings.setdefault(series.label, len(order_of_encodings))
-        budget = budget_of(series, scores)
+        budget = budget_result(series, scores)
         if budget is not None:
             budgets_by_key[series.label, budget.tokens] = budget
     return sorted(
@@ -75,21 +75,21 @@ def budgets_of(study: Study, scores: Measurements) -> list[Budget]:
     )
 
 
-def budget_of(series: Series, scores: Measurements) -> Budget | None:
-    """Return the results of a series; None if its training length was not scored."""
+def budget_result(series: Series, scores: Measurements) -> BudgetResult | None:
+    """Return the results of a series, at one budget; None if the training length was not scored."""
     length = scores.length
-    trained = scores.at(series, length, "paired")
+    trained = scores.rows_at(series, length, "paired")
     if not trained:
         return None
     levels = [row.bits_per_byte for row in trained if row.bits_per_byte is not None]
     if not levels:
         return None
-    near = scores.change(series, NEAR * length, "paired")
-    far = scores.change(series, FAR * length, "paired")
-    recall = scores.change(series, NEAR * length, "paired", RECALL)
-    use = scores.context_use(series, NEAR * length) or ContextUse()
+    near = scores.change(series, NEAR_TIMES * length, "paired")
+    far = scores.change(series, FAR_TIMES * length, "paired")
+    recall = scores.change(series, NEAR_TIMES * length, "paired", RECALL)
+    use = scores.context_use(series, NEAR_TIMES * length) or ContextUse()
     has_learned = not scores.unlearned(series)
-    return Budget(
+    return BudgetResult(
         encoding=series.label,
         tokens=trained[0].train_tokens,
         seeds=len(levels),
@@ -104,7 +104,7 @@ def budget_of(series: Series, scores: Measurements) -> Budget | None:
     )
 
 
-def first_that_reads(budgets: Iterable[Budget]) -> dict[str, int | None]:
+def first_budget_that_reads_far(budgets: Iterable[BudgetResult]) -> dict[str, int | None]:
     """Return, for each encoding, the smallest budget of training tokens from which it surely reads far.
 
     The encoding reads far at that budget and at all larger budgets; None if there is no such budget.
@@ -120,7 +120,7 @@ def first_that_reads(budgets: Iterable[Budget]) -> dict[str, int | None]:
 
 
 @dataclass(frozen=True)
-class Agreement:
+class BudgetAgreement:
     """The agreement of two budgets in the order of encodings, by their level at the training length."""
 
     smaller: int  # training tokens of the smaller budget
@@ -129,7 +129,7 @@ class Agreement:
     encodings: int  # the number of encodings that have learned at both budgets
 
 
-def agreements(budgets: Sequence[Budget]) -> list[Agreement]:
+def budget_agreements(budgets: Sequence[BudgetResult]) -> list[BudgetAgreement]:
     """Return the agreement of each larger budget with the smallest budget in the order of encodings.
 
     The smallest budget is the first at which three encodings have learned. A larger budget is left out if
@@ -147,12 +147,12 @@ def agreements(budgets: Sequence[Budget]) -> list[Agreement]:
         shared = [encoding for encoding in first if encoding in then]
         if len(shared) >= MIN_ORDERED:
             pairs = [(first[encoding], then[encoding]) for encoding in shared]
-            found.append(Agreement(ordered[0], tokens, kendall_tau(pairs), len(shared)))
+            found.append(BudgetAgreement(ordered[0], tokens, kendall_tau(pairs), len(shared)))
     return found
 
 
 def kendall_tau(pairs: Sequence[tuple[float, float]]) -> float:
-    """Return Kendall's tau of at least two pairs of levels. A tie counts 0."""
+    """Return Kendall's tau between the first and the second numbers of at least two pairs; a tie counts 0."""
     agreeing = 0
     compared = 0
     for (first, then), (other_first, other_then) in combinations(pairs, 2):
@@ -165,13 +165,13 @@ def kendall_tau(pairs: Sequence[tuple[float, float]]) -> float:
 # Text
 
 
-def table_of(budgets: Sequence[Budget], length: int, width: int) -> Iterator[str]:
-    """Yield the lines of a table, and for each encoding the budget from which it reads far.
+def budget_table_lines(budgets: Sequence[BudgetResult], length: int, width: int) -> Iterator[str]:
+    """Yield the lines of a table of budgets, its notes, and the budget from which each encoding reads far.
 
     length: the training length. width: the width of the terminal, in columns.
     """
-    near = f"{NEAR * length:,}"
-    far = f"{FAR * length:,}"
+    near = f"{NEAR_TIMES * length:,}"
+    far = f"{FAR_TIMES * length:,}"
     numbers = (f"at {length}", near, far, f"recall {near}", "swap", "breaks")
     headings = ("", "tokens", "seeds", *numbers, "reads far")
     yield from table_lines(headings, list(map(_table_cells, budgets)), width, keys=2)
@@ -180,8 +180,8 @@ def table_of(budgets: Sequence[Budget], length: int, width: int) -> Iterator[str
     yield f"swap: what another document's far text costs at {near} tokens"
     yield f"reads far: uses text further back than {length} tokens, by the controls at {near}; -: unknown"
     if not all(budget.has_learned for budget in budgets):
-        yield f"{UNLEARNED}: not learned: surely worse than a trigram, so its changes mean nothing"
-    for encoding, tokens in first_that_reads(budgets).items():
+        yield f"{UNLEARNED_MARK}: not learned: surely worse than a trigram, so its changes mean nothing"
+    for encoding, tokens in first_budget_that_reads_far(budgets).items():
         largest = max(budget.tokens for budget in budgets if budget.encoding == encoding)
         reads = "does not surely read far"
         if tokens:
@@ -190,9 +190,9 @@ def table_of(budgets: Sequence[Budget], length: int, width: int) -> Iterator[str
     yield from _agreement_lines(budgets, length)
 
 
-def _agreement_lines(budgets: Sequence[Budget], length: int) -> Iterator[str]:
+def _agreement_lines(budgets: Sequence[BudgetResult], length: int) -> Iterator[str]:
     """Yield the lines on the agreement of budgets in the order of levels."""
-    known = agreements(budgets)
+    known = budget_agreements(budgets)
     if not known:
         return
     smaller = spell_tokens(known[0].smaller)
@@ -204,10 +204,10 @@ def _agreement_lines(budgets: Sequence[Budget], length: int) -> Iterator[str]:
     yield f"after {', '.join(parts)} ({encodings} encodings)"
 
 
-def _table_cells(budget: Budget) -> tuple[str, ...]:
+def _table_cells(budget: BudgetResult) -> tuple[str, ...]:
     level = f"{budget.level:.3f}"
     if not budget.has_learned:
-        level += UNLEARNED
+        level += UNLEARNED_MARK
     runs = (spell_tokens(budget.tokens), str(budget.seeds))
     means = map(spell_mean, (budget.near, budget.far, budget.recall, budget.swap))
     breaks = f"{budget.breaks_at:,}" if budget.breaks_at else "none"
@@ -215,6 +215,7 @@ def _table_cells(budget: Budget) -> tuple[str, ...]:
 
 
 def spell_mean(interval: Interval | None) -> str:
+    """Return the mean with its sign and three decimals; `-` without an interval."""
     return f"{interval.mean:+.3f}" if interval else "-"
 
 
@@ -223,20 +224,20 @@ def spell_mean(interval: Interval | None) -> str:
 
 @dataclass(frozen=True)
 class Panel:
-    """A panel of the picture."""
+    """A panel of the picture: one number of each budget over the training tokens."""
 
     title: str
-    value: Callable[[Budget], float | None]  # returns the number of a budget; None if it was not scored
+    value: Callable[[BudgetResult], float | None]  # returns the number of a budget; None if it was not scored
     is_change: bool = True
 
 
-def draw_budgets(budgets: Sequence[Budget], study: Study, path: Path) -> None:
+def draw_budgets(budgets: Sequence[BudgetResult], study: Study, path: Path) -> None:
     """Draw levels and changes over the training tokens; the suffix of the path is the file's format."""
     paper.save_picture(lambda: _draw_figure(budgets, study), path)
 
 
-def _draw_figure(budgets: Sequence[Budget], study: Study) -> "Figure":
-    near, far = f"{NEAR * study.length:,}", f"{FAR * study.length:,}"
+def _draw_figure(budgets: Sequence[BudgetResult], study: Study) -> "Figure":
+    near, far = f"{NEAR_TIMES * study.length:,}", f"{FAR_TIMES * study.length:,}"
     panels = [
         Panel(f"level at {study.length} tokens, bits per byte", lambda budget: budget.level, is_change=False),
         Panel(f"change at {near}", lambda budget: _mean(budget.near)),
@@ -268,12 +269,12 @@ def _draw_figure(budgets: Sequence[Budget], study: Study) -> "Figure":
 
 
 def _draw_panel(
-    axes: "Axes", panel: Panel, curves: Mapping[str, Sequence[Budget]], styles: Mapping[str, "Style"]
+    axes: "Axes", panel: Panel, curves: Mapping[str, Sequence[BudgetResult]], styles: Mapping[str, "Style"]
 ) -> None:
     axes.set_title(panel.title, loc="left", fontsize=paper.FONT)
     axes.set_xscale("log", base=2)
     if panel.is_change:
-        axes.set_yscale("symlog", linthresh=LINEAR)
+        axes.set_yscale("symlog", linthresh=LINEAR_BELOW)
         axes.axhspan(-MARGIN, MARGIN, color=paper.MARGIN_BAND, linewidth=0, zorder=0)
         axes.yaxis.set_major_formatter(lambda tick, _: f"{tick:+g}" if tick else "0")
     axes.yaxis.set_minor_locator(NullLocator())

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from pe_bench.commands.reproduce.study import Step, Study, Sweep
+from pe_bench.commands.reproduce.study import Study, StudyStep, Sweep
 from pe_bench.errors import RunError, require
 from pe_bench.system.terminal import say
 
@@ -30,10 +30,11 @@ def score_checkpoint(
     machine: Sequence[str],
     models: Path,
     results_dir: Path,
-) -> Step:
-    """Score the checkpoint of a sweep as it is and under other encodings; finished work is reused.
+) -> StudyStep:
+    """Score a sweep's Hugging Face model as it is and under other encodings; finished work is reused.
 
-    Changes are measured from the study's length, which may be below the checkpoint's training length.
+    Changes are measured from the study's length, which may be below the model's training length. Returns the
+    step with the run and its rows.
 
     machine: overrides that change no result. models: the folder that has the checkpoint's folder. Raises
     `RunError` where a score fails.
@@ -52,4 +53,4 @@ def score_checkpoint(
     scored = prepare(f"hf:{models / sweep.checkpoint}", request, waits=say).score()
     if scored.failure:
         raise RunError(scored.failure)
-    return Step(sweep.name, (scored.path.name,), {row.key for row in scored.scored})
+    return StudyStep(sweep.name, (scored.path.name,), {row.key for row in scored.scored})

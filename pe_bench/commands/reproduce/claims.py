@@ -10,8 +10,15 @@ from itertools import chain
 from pathlib import Path
 from typing import Literal, NamedTuple, Protocol
 
-from pe_bench.commands.reproduce.papers import ALIKE, KINDS, OF_CHANGES, OF_LEVELS, WINDOWS, Claim
-from pe_bench.commands.reproduce.study import Step
+from pe_bench.commands.reproduce.papers import (
+    ALIKE_BITS,
+    CLAIM_KINDS,
+    KINDS_OF_LEVELS,
+    KINDS_OF_RESTORING,
+    WINDOW_PROTOCOLS,
+    Claim,
+)
+from pe_bench.commands.reproduce.study import StudyStep
 from pe_bench.config.schema import quarter_of
 from pe_bench.report.lines import Source, make_record
 from pe_bench.report.records import BreakPoint, ContextUse, Number, Record, Unlearned, label_of
@@ -43,14 +50,14 @@ Outcome = Literal["contradicted", "holds", "unclear"]
 # The outcome, the number that was measured, and the length that decides.
 Judgement = tuple[Outcome, Number, int]
 OPPOSITE: dict[Outcome, Outcome] = {"holds": "contradicted", "contradicted": "holds", "unclear": "unclear"}
-GAINS: dict[str, Outcome] = {"yes": "holds", "no": "contradicted", "unclear": "unclear"}
-# Kinds that hold if another kind does not.
-OPPOSED = ("rises", "breaks", "early_tokens", "stays_in_window", "misses", "restores")
-MOST = 0.5  # a share of a loss
+OUTCOME_OF_GAIN: dict[str, Outcome] = {"yes": "holds", "no": "contradicted", "unclear": "unclear"}
+# Kinds that are judged as the opposite of another kind: `rises` holds where `falls` is contradicted.
+NEGATED_KINDS = ("rises", "breaks", "early_tokens", "stays_in_window", "misses", "restores")
+HALF_OF_LOSS = 0.5
 # Kinds of claims whose evidence is the lengths that encodings work to.
-OF_BREAKING = ("holds", "breaks", "breaks_first")
-BROKEN, HELD = ("degrades", "fails"), ("holds", "improves")
-UNLEARNED: dict[Unlearned, str] = {
+KINDS_OF_BREAKING = ("holds", "breaks", "breaks_first")
+BROKEN_VERDICTS, HELD_VERDICTS = ("degrades", "fails"), ("holds", "improves")
+UNLEARNED_REASONS: dict[Unlearned, str] = {
     "frequencies": "not learned: at the training length no better than token frequencies",
     "trigram": "not learned yet: at the training length worse than a trigram",
     "task": "not learned: the task is not solved at the training length",
@@ -76,8 +83,8 @@ class Series(NamedTuple):
         return self.label == label_of(row) if self.label else row.scored_with == row.encoding
 
 
-class Scores(Protocol):
-    """The scores that judge claims: the rows of a study's runs, or the levels of its table."""
+class StudyScores(Protocol):
+    """The scores of a study that judge claims: from the rows of its runs, or from its table."""
 
     length: int  # the training length
 
@@ -98,15 +105,15 @@ class Scores(Protocol):
         ...
 
     def context_use(self, series: Series, length: int) -> ContextUse | None:
-        """Return the use of text beyond the training length; None if it is unknown."""
+        """Return whether text beyond the training length is used, and what it gains; None if unknown."""
         ...
 
     def verdicts(self, series: Series, protocol: str) -> dict[int, str]:
-        """Return the verdict on the change at each length beyond the training length."""
+        """Return, by length, the verdict on the change from the training length to each longer length."""
         ...
 
     def break_point(self, series: Series, protocol: str) -> BreakPoint:
-        """Return the break point of a series, by the rule of the tables."""
+        """Return the last length at which a series holds and the first at which it fails, as in tables."""
         ...
 
     def difference_of_levels(self, claim: Claim, length: int) -> Number:
@@ -118,28 +125,34 @@ class Scores(Protocol):
         ...
 
     def gain(self, series: Series, length: int, *kinds: tuple[str, str]) -> Number:
-        """Return a level minus another level. kinds: the protocol and the control of each."""
+        """Return the level in some windows minus the level in others.
+
+        kinds: the protocol and the control of the first windows, then of the second.
+        """
         ...
 
-    def answers(self, series: Series, length: int) -> tuple[Interval, TaskVerdict] | None:
+    def task_result(self, series: Series, length: int) -> tuple[Interval, TaskVerdict] | None:
         """Return the share of a task's right examples and the verdict; None without a score."""
         ...
 
-    def restored(self, series: Series, change: str, length: int) -> Number:
-        """Return the share of the loss at `length` that a change of all layers restores."""
+    def restored_share(self, series: Series, change: str, length: int) -> Number:
+        """Return the share of the loss at `length` that a change of all layers restores: 1 for all of it.
+
+        The loss is the rise of the level above that at the training length. change: such as `window`.
+        """
         ...
 
 
-class Explained(NamedTuple):
-    """What changes of all layers restore of the losses of an encoding, as `explain` measured it."""
+class RestoredShares(NamedTuple):
+    """The shares of an encoding's losses that changes of all layers restore, as `explain` measured them."""
 
     series: Series
-    # The share by the name of the change and the length; none at a length without a sure loss.
+    # The shares by the name of the change and the length; none at a length without a sure loss.
     shares: Mapping[tuple[str, int], Number]
     unsure: Set[int]  # the lengths at which no loss is sure
 
     def share(self, change: str, length: int) -> Number:
-        """Return the share of the loss at `length` that the change restores."""
+        """Return the share of the loss at `length` that the change restores, or why there is none."""
         missing = f"no loss is sure at {length:,}" if length in self.unsure else NOT_SCORED
         return self.shares.get((change, length), Number(missing=missing))
 
@@ -151,8 +164,10 @@ class Measurements:
     do not depend on earlier commands.
     """
 
-    def __init__(self, results_dir: Path, steps: Iterable[Step], explained: Sequence[Explained] = ()) -> None:
-        self._explained = explained
+    def __init__(
+        self, results_dir: Path, steps: Iterable[StudyStep], restored_shares: Sequence[RestoredShares] = ()
+    ) -> None:
+        self._restored_shares = restored_shares
         folder_of = folders_in(results_dir / "runs")
         self._runs = ScoredRuns(folder_of, read_anchors(results_dir / "anchors"))
         rows_of_sweeps: dict[str, dict[tuple[str, ...], Row]] = {}
@@ -169,7 +184,7 @@ class Measurements:
         self._unlearned: dict[Series, str] = {}
         self._records: dict[tuple[Series, str], dict[int, Record]] = {}
 
-    def at(self, series: Series, length: int, protocol: str, control: str = "none") -> list[Row]:
+    def rows_at(self, series: Series, length: int, protocol: str, control: str = "none") -> list[Row]:
         """Return the rows of a series at one length; those of a failed score are left out."""
         rows = self._rows_of(series, protocol, control)
         return [row for row in rows if row.length == length and has_number(row)]
@@ -204,7 +219,7 @@ class Measurements:
             if first is not None and first.run in row_of:
                 counted_on[row.run] = row_of[first.run]
         reason = unlearned(rows, self._runs, counted_on)
-        return reason and UNLEARNED[reason]
+        return reason and UNLEARNED_REASONS[reason]
 
     def is_later_stage(self, series: Series) -> bool:
         return any(self._runs.folder_of(row.run).first_stage for row in self.as_trained(series))
@@ -214,20 +229,20 @@ class Measurements:
         return {label_of(row) for row in self.rows.get(sweep, [])}
 
     def changes(self, series: Series, length: int, protocol: str, since: int = 0) -> list[Pair]:
-        """Return pairs of rows, at `length` and at `since`, of runs scored as they were trained.
+        """Return, for each run of a series, its row at `length` with the row of its own encoding at `since`.
 
         since: a length in tokens; 0 for the study's training length.
         """
         trained = [row for row in self.as_trained(series) if row.protocol == protocol]
         first = [row for row in trained if row.length == (since or self.length)]
-        return pairs_of(self.at(series, length, protocol), first)
+        return pairs_of(self.rows_at(series, length, protocol), first)
 
     def change(
         self, series: Series, length: int, protocol: str, part: str = ALL, *, since: int = 0
     ) -> Number:
-        """Return the change from `since` to `length`, of all targets or of a slice of the targets.
+        """Return the change of the level from `since` to `length`, of all targets or of a slice of them.
 
-        since: a length in tokens; 0 for the study's training length.
+        part: the name of the slice. since: a length in tokens; 0 for the study's training length.
         """
         changes = self.changes(series, length, protocol, since)
         if part != ALL:
@@ -247,15 +262,15 @@ class Measurements:
         return sliced
 
     def context_use(self, series: Series, length: int) -> ContextUse | None:
-        """Return the use of text beyond the training length by the controls; None without a score."""
-        swaps = self.at(series, length, "paired", "swap")
-        windows = self.at(series, length, "paired", "window")
+        """Return whether text beyond the training length is used, by the controls; None without a score."""
+        swaps = self.rows_at(series, length, "paired", "swap")
+        windows = self.rows_at(series, length, "paired", "window")
         if not swaps and not windows:
             return None
         within = self.change(series, quarter_of(self.length), "paired")
         why_open = why_open_within(self.length, within, MARGIN)
-        rows = self.at(series, length, "paired")
-        trained = self.at(series, self.length, "paired")
+        rows = self.rows_at(series, length, "paired")
+        trained = self.rows_at(series, self.length, "paired")
         return judge_context(rows, [*swaps, *windows], trained, why_open, MARGIN, self._runs)
 
     def machines(self, rows: Iterable[Row]) -> str:
@@ -264,7 +279,7 @@ class Measurements:
         return "; ".join(sorted(names - {""}))
 
     def verdicts(self, series: Series, protocol: str) -> dict[int, str]:
-        """Return the verdicts on the changes beyond the training length that have an interval."""
+        """Return, by length, the verdicts on the changes above the training length that have an interval."""
         verdicts = {}
         for length, record in self._records_by_length(series, protocol).items():
             if length > self.length and record.interval is not None:
@@ -272,7 +287,7 @@ class Measurements:
         return verdicts
 
     def break_point(self, series: Series, protocol: str) -> BreakPoint:
-        """Return the break point of a series, by the rule of the tables."""
+        """Return the break point of a series by the rule of `find_break_point`, as in tables."""
         return find_break_point(self._records_by_length(series, protocol), self.length)
 
     def _records_by_length(self, series: Series, protocol: str) -> dict[int, Record]:
@@ -296,8 +311,8 @@ class Measurements:
     def difference_of_levels(self, claim: Claim, length: int) -> Number:
         """Return the level of the first series minus the level of the second, seed by seed."""
         of, than = series_of(claim)
-        first = self.at(of, length, claim.protocol)
-        second = self.at(than, length, claim.protocol)
+        first = self.rows_at(of, length, claim.protocol)
+        second = self.rows_at(than, length, claim.protocol)
         return paired(pairs_of(first, second, BY_SEED), self._runs, NOT_SCORED)
 
     def difference_of_changes(self, claim: Claim, length: int) -> Number:
@@ -318,33 +333,36 @@ class Measurements:
         return {row.seed: (row, first) for row, first in changes}
 
     def gain(self, series: Series, length: int, *kinds: tuple[str, str]) -> Number:
-        """Return the level under one protocol and control minus the level under another.
+        """Return the level in some windows minus the level in others, run by run.
 
-        kinds: the two pairs of a protocol and a control.
+        kinds: the protocol and the control of the first windows, then of the second.
         """
-        first, second = (self.at(series, length, *kind) for kind in kinds)
+        first, second = (self.rows_at(series, length, *kind) for kind in kinds)
         return paired(pairs_of(first, second), self._runs, NOT_SCORED)
 
-    def answers(self, series: Series, length: int) -> tuple[Interval, TaskVerdict] | None:
+    def task_result(self, series: Series, length: int) -> tuple[Interval, TaskVerdict] | None:
         """Return the share of a task's right examples, and the verdict on the task; None without a score."""
-        rows = self.at(series, length, TASK)
+        rows = self.rows_at(series, length, TASK)
         if not rows:
             return None
         answers, *_ = answers_of(rows, self._runs)
         return answers.exact, judge_answers(answers)
 
-    def restored(self, series: Series, change: str, length: int) -> Number:
-        """Return the share of the loss at `length` that a change of all layers restores."""
-        for explained in self._explained:
-            label, sweep = explained.series
+    def restored_share(self, series: Series, change: str, length: int) -> Number:
+        """Return the share of the loss at `length` that a change of all layers restores: 1 for all of it.
+
+        The loss is the rise of the level above that at the training length. change: such as `window`.
+        """
+        for shares in self._restored_shares:
+            label, sweep = shares.series
             if sweep == series.sweep and series.label in ("", label):
-                return explained.share(change, length)
+                return shares.share(change, length)
         return Number(missing=NOT_SCORED)
 
 
 @dataclass(frozen=True)
 class Judged:
-    """A claim with its outcome by our runs."""
+    """A claim with its outcome by our runs, and the number that decides it."""
 
     claim: Claim
     length: int  # the length in the claim
@@ -359,7 +377,7 @@ class Judged:
         claim = self.claim
         of, than = series_of(claim)
         since = round(self.length / claim.at * claim.since)
-        return claim.say(str(of), str(than), f"{self.length:,}", f"{since:,}")
+        return claim.as_sentence(str(of), str(than), f"{self.length:,}", f"{since:,}")
 
     @property
     def evidence(self) -> str:
@@ -376,7 +394,7 @@ class Judged:
         missing = self.measured.missing
         if interval is None:
             return missing or "no interval"
-        quantity = KINDS[self.claim.kind][1]
+        quantity = CLAIM_KINDS[self.claim.kind][1]
         if self.decided_at != self.length:
             quantity += f" at {self.decided_at:,}"
         bounds = f"[{interval.low:+.3f}, {interval.high:+.3f}]"
@@ -384,13 +402,13 @@ class Judged:
         return f"{text}: {missing}" if missing else text
 
 
-def judge_claim(claim: Claim, scores: Scores) -> Judged:
-    """Return the outcome of a claim by our runs; unclear if they lack scores for the claim."""
+def judge_claim(claim: Claim, scores: StudyScores) -> Judged:
+    """Return a claim with its outcome by our runs; unclear if they lack scores for the claim."""
     length = round(claim.at * scores.length)
     if claim.protocol != TASK or length > scores.length:  # a claim may be about whether a task is learned
         for series in dict.fromkeys(series_of(claim)):
             # A later stage had learned before: its level shows how much of it is left.
-            is_judged = claim.kind in OF_LEVELS and scores.is_later_stage(series)
+            is_judged = claim.kind in KINDS_OF_LEVELS and scores.is_later_stage(series)
             reason = "" if is_judged else scores.unlearned(series)
             if reason:
                 missing = Number(missing=f"{series} has {reason}")
@@ -400,10 +418,10 @@ def judge_claim(claim: Claim, scores: Scores) -> Judged:
     judges["reads_far"] = _judge_reading
     judge = judges.get(claim.kind, _judge_difference)
     outcome, measured, decided_at = judge(claim, scores, length)
-    if claim.kind in OPPOSED:
+    if claim.kind in NEGATED_KINDS:
         outcome = OPPOSITE[outcome]
     judged = Judged(claim, length, outcome, measured, decided_at)
-    if claim.kind not in OF_BREAKING or claim.protocol == TASK:
+    if claim.kind not in KINDS_OF_BREAKING or claim.protocol == TASK:
         return judged
     points = {str(series): scores.break_point(series, claim.protocol) for series in series_of(claim)}
     return replace(judged, works_to=points)
@@ -415,17 +433,17 @@ def series_of(claim: Claim) -> tuple[Series, Series]:
     return of, Series(claim.than or claim.of, claim.than_sweep or claim.sweep)
 
 
-def _judge_difference(claim: Claim, scores: Scores, length: int) -> Judgement:
-    """Judge a claim by one difference; a claim of a kind in `OPPOSED` is judged as its opposite."""
+def _judge_difference(claim: Claim, scores: StudyScores, length: int) -> Judgement:
+    """Judge a claim by one difference; a claim of a kind in `NEGATED_KINDS` is judged as its opposite."""
     series, _ = series_of(claim)
-    if claim.kind in OF_LEVELS:
+    if claim.kind in KINDS_OF_LEVELS:
         measured = scores.difference_of_levels(claim, length)
     elif claim.kind == "loses_less":
         measured = scores.difference_of_changes(claim, length)
     elif claim.kind == "early_tokens":  # late ones would score better in nonoverlapping windows
-        measured = scores.gain(series, length, *((windows, "none") for windows in WINDOWS))
-    elif claim.kind in OF_CHANGES:
-        measured = scores.restored(series, claim.change, length)
+        measured = scores.gain(series, length, *((windows, "none") for windows in WINDOW_PROTOCOLS))
+    elif claim.kind in KINDS_OF_RESTORING:
+        measured = scores.restored_share(series, claim.change, length)
     elif claim.kind in ("reads_past_window", "stays_in_window"):
         measured = scores.gain(series, length, ("paired", "window"), ("paired", "none"))
     else:  # falls, rises, breaks, changes_by
@@ -439,20 +457,20 @@ def _outcome_by_interval(claim: Claim, interval: Interval | None) -> Outcome:
     if interval is None:
         return "unclear"
     if claim.kind in ("reads_past_window", "stays_in_window"):
-        return GAINS[judge_gain_over_control(interval)]
+        return OUTCOME_OF_GAIN[judge_gain_over_control(interval)]
     if claim.kind == "alike":
-        return _judge_between(interval, -ALIKE, ALIKE)
+        return _judge_between(interval, -ALIKE_BITS, ALIKE_BITS)
     if claim.kind == "changes_by":
         return _judge_between(interval, claim.low, claim.high)
-    if claim.kind in OF_CHANGES:
-        return _judge_below(interval, MOST)
+    if claim.kind in KINDS_OF_RESTORING:
+        return _judge_below(interval, HALF_OF_LOSS)
     outcome = _judge_below(interval, MARGIN if claim.kind == "breaks" else 0.0)
     more_is_better = claim.kind == "order" and claim.protocol == TASK
     return OPPOSITE[outcome] if more_is_better else outcome
 
 
 def _judge_below(interval: Interval, bound: float) -> Outcome:
-    """Return whether the claim holds that a difference is below a bound.
+    """Return the outcome of the claim that a difference is below a bound.
 
     It holds, or is contradicted, if the whole interval lies on one side; infinite ends count too.
     """
@@ -462,7 +480,7 @@ def _judge_below(interval: Interval, bound: float) -> Outcome:
 
 
 def _judge_between(interval: Interval, low: float | None, high: float | None) -> Outcome:
-    """Return whether the claim holds that a difference lies between two bounds; None for no bound."""
+    """Return the outcome of the claim that a difference lies between two bounds; None for no bound."""
     outcomes_of_bounds: set[Outcome] = set()
     if low is not None:
         outcomes_of_bounds.add(OPPOSITE[_judge_below(interval, low)])
@@ -473,13 +491,13 @@ def _judge_between(interval: Interval, low: float | None, high: float | None) ->
     return "unclear" if "unclear" in outcomes_of_bounds else "holds"
 
 
-def _judge_holding(claim: Claim, scores: Scores, length: int) -> Judgement:
+def _judge_holding(claim: Claim, scores: StudyScores, length: int) -> Judgement:
     """Judge at the first length that surely breaks, or does not surely hold, else at the claim's length."""
     series, _ = series_of(claim)
     all_verdicts = scores.verdicts(series, claim.protocol)
     verdicts = {at: verdict for at, verdict in all_verdicts.items() if at <= length}
     broken = breaks_at(verdicts)
-    unsure = next((at for at, verdict in verdicts.items() if verdict not in HELD), None)
+    unsure = next((at for at, verdict in verdicts.items() if verdict not in HELD_VERDICTS), None)
     decided_at = length
     outcome: Outcome = "unclear"
     if length in verdicts:
@@ -490,7 +508,7 @@ def _judge_holding(claim: Claim, scores: Scores, length: int) -> Judgement:
     return outcome, scores.change(series, decided_at, claim.protocol), decided_at
 
 
-def _judge_first_break(claim: Claim, scores: Scores, length: int) -> Judgement:
+def _judge_first_break(claim: Claim, scores: StudyScores, length: int) -> Judgement:
     """Judge at the first length at which one series surely breaks while the other surely holds.
 
     The claim stays unclear without such a length, and if the two series change places.
@@ -508,21 +526,24 @@ def _judge_first_break(claim: Claim, scores: Scores, length: int) -> Judgement:
 def _lengths_of_break(broken: Mapping[int, str], held: Mapping[int, str]) -> set[int]:
     """Return the lengths at which one series breaks while the other holds, from the verdicts of both."""
     both = broken.keys() & held.keys()
-    return {length for length in both if broken[length] in BROKEN and held[length] in HELD}
+    return {length for length in both if broken[length] in BROKEN_VERDICTS and held[length] in HELD_VERDICTS}
 
 
-def _judge_reading(claim: Claim, scores: Scores, length: int) -> Judgement:
-    """Judge by the rule of `uses context`, with the cost of another document's far text as the number."""
+def _judge_reading(claim: Claim, scores: StudyScores, length: int) -> Judgement:
+    """Judge whether far text is used, by `judge_context`; the number is what other far text costs."""
     use = scores.context_use(series_of(claim)[0], length)
     if use is None or use.swap_gain is None:
         return "unclear", Number(missing=use.missing if use else NOT_SCORED), length
     measured = Number(use.swap_gain.mean, use.swap_gain, use.missing)
-    return GAINS.get(use.uses_context, "unclear"), measured, length
+    return OUTCOME_OF_GAIN.get(use.uses_context, "unclear"), measured, length
 
 
-def _judge_solution(claim: Claim, scores: Scores, length: int) -> Judgement:
-    """Judge whether a task is solved, by the rules of verdicts.py."""
-    answers = scores.answers(series_of(claim)[0], length)
+def _judge_solution(claim: Claim, scores: StudyScores, length: int) -> Judgement:
+    """Judge whether a task is solved at `length`, by `judge_answers`.
+
+    At the training length, a miss contradicts the claim only if some encoding of the sweep solves the task.
+    """
+    answers = scores.task_result(series_of(claim)[0], length)
     if answers is None:
         return "unclear", Number(missing=NOT_SCORED), length
     interval, verdict = answers
@@ -532,7 +553,7 @@ def _judge_solution(claim: Claim, scores: Scores, length: int) -> Judgement:
     if length > scores.length:
         return "contradicted", measured, length
     for label in scores.labels(claim.sweep):
-        trained = scores.answers(Series(label, claim.sweep), scores.length)
+        trained = scores.task_result(Series(label, claim.sweep), scores.length)
         if trained is not None and trained[1] == "solves":
             return "contradicted", measured, length
     return "unclear", Number(interval.mean, interval, UNSOLVED), length

@@ -14,15 +14,15 @@ from pe_bench.commands.reproduce.claims import (
     NOT_SCORED,
     Judged,
     Measurements,
-    Scores,
+    StudyScores,
     judge_claim,
     series_of,
 )
 from pe_bench.commands.reproduce.explained import stored_shares
 from pe_bench.commands.reproduce.outcomes import stored_levels
 from pe_bench.commands.reproduce.papers import (
-    OF_CHANGES,
-    WINDOWS,
+    KINDS_OF_RESTORING,
+    WINDOW_PROTOCOLS,
     LedgerClaim,
     Paper,
     read_papers,
@@ -34,22 +34,22 @@ from pe_bench.errors import require
 from pe_bench.runs.rows import TASK, grouped
 from pe_bench.values import unknown
 
-DECIDED = ("holds", "contradicted")
-CHANGES = "changes with size or budget"
+DECIDED_OUTCOMES = ("holds", "contradicted")
+CHANGES_BY_SETTING = "changes with size or budget"
 NOT_RUN = "not run"
-OUTCOMES = (*DECIDED, CHANGES, "unclear", NOT_RUN)
-SHORT = {CHANGES: "changes"}
-INDENT = max(map(len, DECIDED)) + 2
-ABOUT = (
+OUTCOMES = (*DECIDED_OUTCOMES, CHANGES_BY_SETTING, "unclear", NOT_RUN)
+SHORT_OUTCOMES = {CHANGES_BY_SETTING: "changes"}
+INDENT_WIDTH = max(map(len, DECIDED_OUTCOMES)) + 2
+LEDGER_NOTE = (
     "Each claim is judged by stored scores alone, with 95 % intervals; Nx is N times the training length. "
-    f"changes: it {CHANGES}. probe, tiny, small, base: models of 0.1, 0.8, 5 and 30 million parameters, "
-    "with their training tokens. If the scores of a study's runs are not stored, its table decides, and "
-    "more claims stay unclear than in the study's own report (docs/reproduce.md)."
+    f"changes: it {CHANGES_BY_SETTING}. probe, tiny, small, base: models of 0.1, 0.8, 5 and 30 million "
+    "parameters, with their training tokens. If the scores of a study's runs are not stored, its table "
+    "decides, and more claims stay unclear than in the study's own report (docs/reproduce.md)."
 )
 
 
 @dataclass(frozen=True)
-class Answer:
+class ClaimAnswer:
     """The outcome of a claim by one sweep of a study."""
 
     study: str
@@ -78,17 +78,20 @@ class Answer:
         return self.model, self.tokens, self.length
 
     @property
-    def rank(self) -> tuple[bool, int, bool]:
-        """Return the rank among studies of one setting: more seeds first, then a decided outcome."""
-        return self.outcome != NOT_RUN, self.seeds, self.outcome in DECIDED
+    def preference(self) -> tuple[bool, int, bool]:
+        """Return the sort key of answers for one setting, of which the ledger keeps the largest.
+
+        It has whether the sweep was run, the number of seeds, and whether the outcome is decided.
+        """
+        return self.outcome != NOT_RUN, self.seeds, self.outcome in DECIDED_OUTCOMES
 
 
 @dataclass(frozen=True)
-class Entry:
+class LedgerEntry:
     """A claim of the ledger with an answer for each setting: a model size, training tokens and a length."""
 
     claim: LedgerClaim
-    answers: Sequence[Answer]
+    answers: Sequence[ClaimAnswer]
 
     @property
     def outcome(self) -> str:
@@ -96,9 +99,9 @@ class Entry:
         if self.claim.outcome:
             return self.claim.outcome
         outcomes = {answer.outcome for answer in self.answers}
-        decided = [outcome for outcome in DECIDED if outcome in outcomes]
+        decided = [outcome for outcome in DECIDED_OUTCOMES if outcome in outcomes]
         if len(decided) > 1:
-            return CHANGES
+            return CHANGES_BY_SETTING
         if decided:
             return decided[0]
         return "unclear" if "unclear" in outcomes else NOT_RUN
@@ -112,18 +115,18 @@ class Entry:
             of = of._replace(sweep="")
             than = than._replace(sweep="")
         since = f"{claim.since:g}x"
-        return claim.say(str(of), str(than), f"{claim.at:g}x", since)
+        return claim.as_sentence(str(of), str(than), f"{claim.at:g}x", since)
 
 
 class Ledger:
-    """All papers, each with its claims and their outcomes."""
+    """The ledger of all papers: `papers` has each claim of a paper with its outcomes, from stored scores."""
 
     def __init__(self) -> None:
         self._studies = {name: read_study(name) for name in study_names()}
         self._scores = {name: stored_scores(study) for name, study in self._studies.items()}
         self.papers = {paper: list(map(self._make_entry, paper.claims)) for paper in read_papers()}
 
-    def _make_entry(self, claim: LedgerClaim) -> Entry:
+    def _make_entry(self, claim: LedgerClaim) -> LedgerEntry:
         own = {claim.study, *claim.also}
         answers = []
         for study, sweep in self._sweeps_that_test(claim):
@@ -133,22 +136,22 @@ class Ledger:
         by_setting = grouped(answers, lambda answer: answer.setting)
         best = []
         for _, alike in sorted(by_setting.items()):
-            best.append(max(alike, key=lambda answer: answer.rank))
-        return Entry(claim, best)
+            best.append(max(alike, key=lambda answer: answer.preference))
+        return LedgerEntry(claim, best)
 
     def _sweeps_that_test(self, claim: LedgerClaim) -> Iterator[tuple[Study, Sweep]]:
-        """Yield the sweeps that test a claim, one for each name."""
+        """Yield the sweeps that test a claim, each with its study; of sweeps with one name, the last."""
         for study in self._studies.values():
             sweeps: dict[str, Sweep] = {}
             own = self._studies.get(claim.study)
             for sweep in study.sweeps:
-                is_named = claim.is_of(study.name, sweep.name)
+                is_named = claim.names_sweep(study.name, sweep.name)
                 if is_named or is_tested_by(claim, study, sweep, own):
                     sweeps[sweep.name] = sweep
             for sweep in sweeps.values():
                 yield study, sweep
 
-    def _answer_by_sweep(self, study: Study, sweep: Sweep, claim: LedgerClaim) -> Answer:
+    def _answer_by_sweep(self, study: Study, sweep: Sweep, claim: LedgerClaim) -> ClaimAnswer:
         scores = self._scores[study.name]
         tokens = study.tokens if sweep.after else sweep.tokens or study.tokens
         if sweep.checkpoint:
@@ -159,10 +162,10 @@ class Ledger:
         judged = None
         if scores is not None and scores.labels(sweep.name):
             judged = judge_claim(asked, scores)
-        return Answer(study.name, sweep.name, model_of(study, sweep), tokens, study.length, judged)
+        return ClaimAnswer(study.name, sweep.name, model_of(study, sweep), tokens, study.length, judged)
 
 
-def stored_scores(study: Study) -> Scores | None:
+def stored_scores(study: Study) -> StudyScores | None:
     """Return the scores of a study's stored pieces, else of its table; None if neither has a score."""
     pieces = StoredPieces(study)
     if pieces.read():
@@ -181,10 +184,10 @@ def is_tested_by(claim: LedgerClaim, study: Study, sweep: Sweep, own: Study | No
     """
     if not claim.of or claim.than_sweep or claim.rule:
         return False
-    if claim.kind in OF_CHANGES and not study.explains:
+    if claim.kind in KINDS_OF_RESTORING and not study.explains:
         return False
     differs = any(text.startswith(("encoding.", "modifier", "tokenizer=")) for text in sweep.overrides)
-    if differs or sweep.source or sweep.checkpoint:
+    if differs or sweep.parent_sweep or sweep.checkpoint:
         return False
     tasks = {""}
     if own is not None:
@@ -195,7 +198,7 @@ def is_tested_by(claim: LedgerClaim, study: Study, sweep: Sweep, own: Study | No
     scored = set(product(("paired", TASK), study.times))
     for scoring in study.scorings:
         scored |= {(scoring.protocol, time) for time in scoring.times}
-    protocols = WINDOWS if claim.kind == "early_tokens" else (claim.protocol,)
+    protocols = WINDOW_PROTOCOLS if claim.kind == "early_tokens" else (claim.protocol,)
     needed = set(product(protocols, (claim.at, claim.since)))
     return {claim.of, claim.than or claim.of} <= labels and needed <= scored
 
@@ -214,31 +217,31 @@ def model_of(study: Study, sweep: Sweep) -> str:
 # Text and data
 
 
-def render_ledger(papers: Mapping[Paper, Sequence[Entry]], width: int) -> str:
+def render_ledger(papers: Mapping[Paper, Sequence[LedgerEntry]], width: int) -> str:
     """Return the ledger as text, paper by paper."""
     lines: list[str] = []
     for paper, entries in papers.items():
         lines += [f"{paper.paper}: {paper.title}", paper.link]
         for entry in entries:
-            outcome = SHORT.get(entry.outcome, entry.outcome)
-            lines.append(f"{outcome:<{INDENT}}{entry.sentence} ({entry.claim.origin})")
+            outcome = SHORT_OUTCOMES.get(entry.outcome, entry.outcome)
+            lines.append(f"{outcome:<{INDENT_WIDTH}}{entry.sentence} ({entry.claim.origin})")
             if entry.answers:
-                lines.append(" " * INDENT + spell_answers(entry.answers))
+                lines.append(" " * INDENT_WIDTH + spell_answers(entry.answers))
             if entry.claim.evidence:
-                lines.append(" " * INDENT + f"measured: {entry.claim.evidence}")
+                lines.append(" " * INDENT_WIDTH + f"measured: {entry.claim.evidence}")
         lines.append("")
     all_entries = list(chain.from_iterable(papers.values()))
-    lines += [*count_entries(all_entries), ABOUT]
+    lines += [*outcome_count_lines(all_entries), LEDGER_NOTE]
     wrapped = chain.from_iterable(_wrap_line(line, width) for line in lines)
     return "".join(f"{line}\n" for line in wrapped)
 
 
 def _wrap_line(line: str, width: int) -> list[str]:
-    indent = " " * (INDENT if line[:INDENT].endswith("  ") else 2)
+    indent = " " * (INDENT_WIDTH if line[:INDENT_WIDTH].endswith("  ") else 2)
     return textwrap.wrap(line, width, subsequent_indent=indent, break_on_hyphens=False) or [""]
 
 
-def spell_answers(answers: Sequence[Answer]) -> str:
+def spell_answers(answers: Sequence[ClaimAnswer]) -> str:
     """Return the settings by outcome: `holds: tiny 4M, 8M; contradicted: tiny 1M`."""
     parts = []
     for outcome in OUTCOMES:
@@ -253,11 +256,11 @@ def spell_answers(answers: Sequence[Answer]) -> str:
     return " | ".join(parts)
 
 
-def count_entries(entries: Sequence[Entry]) -> Iterator[str]:
-    """Yield the numbers of claims by outcome, and of right and wrong predictions."""
+def outcome_count_lines(entries: Sequence[LedgerEntry]) -> Iterator[str]:
+    """Yield a line with the number of claims by outcome, then a line with the numbers of predictions."""
     claims = Counter(entry.outcome for entry in entries if not entry.claim.rule)
     if claims:
-        counts = [f"{claims[outcome]} {SHORT.get(outcome, outcome)}" for outcome in OUTCOMES]
+        counts = [f"{claims[outcome]} {SHORT_OUTCOMES.get(outcome, outcome)}" for outcome in OUTCOMES]
         yield f"claims: {claims.total()}: {', '.join(counts)}"
     predicted = Counter(entry.outcome for entry in entries if entry.claim.rule)
     if predicted:
@@ -266,21 +269,21 @@ def count_entries(entries: Sequence[Entry]) -> Iterator[str]:
         yield f"predictions: {predicted.total()}: {decided}, {others}"
 
 
-def records_of(papers: Mapping[Paper, Sequence[Entry]]) -> list[dict[str, Any]]:
-    """Return the ledger as plain data."""
+def ledger_data(papers: Mapping[Paper, Sequence[LedgerEntry]]) -> list[dict[str, Any]]:
+    """Return the ledger as plain data: a mapping for each paper, with its claims and their answers."""
     records = []
     for paper, entries in papers.items():
         claims = []
         for entry in entries:
             claim = asdict(entry.claim)
-            answers = [_plain_answer(answer) for answer in entry.answers]
+            answers = [_answer_data(answer) for answer in entry.answers]
             claims.append({**claim, "sentence": entry.sentence, "outcome": entry.outcome, "answers": answers})
         facts = {"name": paper.name, "paper": paper.paper, "title": paper.title, "link": paper.link}
         records.append({**facts, "rules": paper.rules, "claims": claims})
     return records
 
 
-def _plain_answer(answer: Answer) -> dict[str, Any]:
+def _answer_data(answer: ClaimAnswer) -> dict[str, Any]:
     record = {"study": answer.study, "sweep": answer.sweep, "model": answer.model, "tokens": answer.tokens}
     record |= {"length": answer.length, "outcome": answer.outcome, "seeds": answer.seeds}
     interval = answer.judged.measured.interval if answer.judged else None
@@ -289,7 +292,7 @@ def _plain_answer(answer: Answer) -> dict[str, Any]:
     return record
 
 
-def chosen_papers(ledger: Ledger, names: Sequence[str]) -> Mapping[Paper, Sequence[Entry]]:
+def chosen_papers(ledger: Ledger, names: Sequence[str]) -> Mapping[Paper, Sequence[LedgerEntry]]:
     """Return the papers with these names in any case, or all papers. Raises `UserError` for other names."""
     if not names:
         return ledger.papers

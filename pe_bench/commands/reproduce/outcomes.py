@@ -21,12 +21,13 @@ from pe_bench.report.records import label_of
 from pe_bench.runs.rows import Row, grouped, has_number, level_of
 from pe_bench.system.files import write_text
 
-# The allowed difference of a level: machines round in other orders, and a thousand steps magnify it.
+# The allowed difference of a level in bits per byte, or of a share: machines round in other orders, and a
+# thousand steps magnify it.
 TOLERANCE = 0.02
-ORDER: tuple[Outcome, ...] = ("contradicted", "holds", "unclear")
-INDENT = max(map(len, ORDER)) + 2
+ORDER_OF_OUTCOMES: tuple[Outcome, ...] = ("contradicted", "holds", "unclear")
+INDENT_WIDTH = max(map(len, ORDER_OF_OUTCOMES)) + 2
 # The columns that must be equal for two levels to be compared, and the words for other values.
-REASONS = {
+INCOMPARABLE_REASONS = {
     "data_hash": "other text, as the standard library of another version of Python is",
     "target_hash": "other targets",
     "setting": "another model or training",
@@ -36,42 +37,43 @@ REASONS = {
 # The columns of a table, a CSV file. level: a mean over seeds in bits per byte, or of a task the share of
 # right examples. seed_sd: the standard deviation over seeds; 0 for one seed. torch: the version without its
 # build. machine: the machine that trained.
-KEY = ("variant", "data", "sweep", "encoding", "protocol", "control", "length")
-OF_LEVEL = ("level", "seed_sd", "seeds", "data_hash", "target_hash", "model", "setting")
-COLUMNS: tuple[str, ...] = (*KEY, *OF_LEVEL, "torch", "pe_bench", "date", "machine")
-Level = Mapping[str, str]  # a row of a table
-key_of = itemgetter(*KEY)
+KEY_COLUMNS = ("variant", "data", "sweep", "encoding", "protocol", "control", "length")
+LEVEL_COLUMNS = ("level", "seed_sd", "seeds", "data_hash", "target_hash", "model", "setting")
+TABLE_COLUMNS: tuple[str, ...] = (*KEY_COLUMNS, *LEVEL_COLUMNS, "torch", "pe_bench", "date", "machine")
+LevelRow = Mapping[str, str]  # a row of a table: values by `TABLE_COLUMNS`
+key_of = itemgetter(*KEY_COLUMNS)
 
 
 @dataclass(frozen=True)
-class Outcomes:
+class StudyOutcomes:
     """The claims of a study with their outcomes by our runs, and our levels compared with its table."""
 
     study: Study
     judged: Sequence[Judged]
-    ours: Sequence[Level]
-    compared: Sequence[tuple[Level, Level]] = ()  # our level and the table's, made alike
+    ours: Sequence[LevelRow]
+    compared: Sequence[tuple[LevelRow, LevelRow]] = ()  # our level and the table's, made alike
     incomparable: Mapping[str, int] = field(default_factory=dict)  # the number of other levels by reason
 
     @property
-    def differing(self) -> list[tuple[Level, Level]]:
+    def differing(self) -> list[tuple[LevelRow, LevelRow]]:
         """Return the pairs of our level and the table's that differ by more than the tolerance."""
-        return [pair for pair in self.compared if _differ(*pair)]
+        return [pair for pair in self.compared if _levels_differ(*pair)]
 
 
-def judge_study(study: Study, scores: Measurements, table: Sequence[Level]) -> Outcomes:
+def judge_study(study: Study, scores: Measurements, table: Sequence[LevelRow]) -> StudyOutcomes:
     """Return the outcomes of a study's claims by the scores, and the comparison of levels with a table."""
     judged = [judge_claim(claim, scores) for claim in study.claims]
     ours = levels_of(scores.rows, study.size, scores.machines)
-    return Outcomes(study, judged, ours, *compare(ours, table))
+    return StudyOutcomes(study, judged, ours, *compare(ours, table))
 
 
 def levels_of(
     rows: Mapping[str, Iterable[Row]], variant: str, machines: Callable[[Sequence[Row]], str]
-) -> list[Level]:
-    """Return the levels of the rows of each sweep, seeds averaged.
+) -> list[LevelRow]:
+    """Return the rows of a table: the level of each encoding, length and control of a sweep, seeds averaged.
 
-    machines: returns the machines on which the runs of rows were trained.
+    rows: the rows of each sweep's runs. variant: full or quick. machines: returns the machines on which the
+    runs of rows were trained.
     """
 
     def seeds_key(row: Row) -> tuple[object, ...]:
@@ -86,7 +88,7 @@ def levels_of(
 
 
 def _level_of_rows(rows: Sequence[Row]) -> dict[str, str]:
-    """Return the level of the seeds of an encoding, by the columns of a table."""
+    """Return the mean of rows that differ in their seeds, with their facts, by the columns of a table."""
     row = rows[0]
     levels = np.array([level_of(row) for row in rows])
     spread = 0.0
@@ -94,14 +96,14 @@ def _level_of_rows(rows: Sequence[Row]) -> dict[str, str]:
         spread = round(float(levels.std(ddof=1)), 6)
     torch_version, _, _ = row.torch.partition("+")
     last = max(row.date for row in rows)
-    values = {name: getattr(row, name) for name in COLUMNS if hasattr(row, name)}
+    values = {name: getattr(row, name) for name in TABLE_COLUMNS if hasattr(row, name)}
     values |= {"encoding": label_of(row), "torch": torch_version, "date": last[:10]}
     values |= {"seeds": len(levels), "level": round(float(levels.mean()), 6), "seed_sd": spread}
     return {name: str(value) for name, value in values.items()}
 
 
-def _differ(ours: Level, table: Level) -> bool:
-    """Return whether a level of ours is out of the table's tolerance."""
+def _levels_differ(ours: LevelRow, table: LevelRow) -> bool:
+    """Return whether a level of ours differs from the table's by more than the table's tolerance."""
     here = float(ours["level"])
     there = float(table["level"])
     if here == there:  # as two infinite levels are
@@ -109,21 +111,21 @@ def _differ(ours: Level, table: Level) -> bool:
     return not abs(here - there) <= tolerance(table)
 
 
-def tolerance(level: Level) -> float:
+def tolerance(level: LevelRow) -> float:
     """Return the allowed difference from a level, which is at least three standard deviations over seeds."""
     return max(TOLERANCE, 3 * float(level["seed_sd"]))
 
 
 def compare(
-    ours: Iterable[Level], table: Iterable[Level]
-) -> tuple[list[tuple[Level, Level]], Mapping[str, int]]:
+    ours: Iterable[LevelRow], table: Iterable[LevelRow]
+) -> tuple[list[tuple[LevelRow, LevelRow]], Mapping[str, int]]:
     """Pair our levels with the table's levels from the same conditions; count the other levels by reason.
 
     Levels that the table lacks are left out.
     """
     level_of_key = {key_of(level): level for level in ours}
     variants = {key[:2] for key in level_of_key}
-    compared: list[tuple[Level, Level]] = []
+    compared: list[tuple[LevelRow, LevelRow]] = []
     incomparable: Counter[str] = Counter()
     for level in table:
         if key_of(level)[:2] not in variants:
@@ -137,9 +139,9 @@ def compare(
     return compared, incomparable
 
 
-def _incomparable_reason(ours: Level, table: Level) -> str:
+def _incomparable_reason(ours: LevelRow, table: LevelRow) -> str:
     """Return the reason why two levels cannot be compared; empty if they can."""
-    for name, reason in REASONS.items():
+    for name, reason in INCOMPARABLE_REASONS.items():
         here = ours[name]
         there = table[name]
         is_equal = here == there
@@ -150,23 +152,23 @@ def _incomparable_reason(ours: Level, table: Level) -> str:
     return ""
 
 
-def read_table(path: Path) -> list[Level]:
-    """Return the levels of a table; none if there is no file."""
+def read_table(path: Path) -> list[LevelRow]:
+    """Return the rows of a table's CSV file; none if there is no file."""
     with suppress(FileNotFoundError), path.open(encoding="utf-8", newline="") as file:
         return [*csv.DictReader(file)]
     return []
 
 
-def stored_levels(study: Study) -> list[Level]:
+def stored_levels(study: Study) -> list[LevelRow]:
     """Return the levels in a study's table that its runs in full size have on the study's own text."""
     levels = []
-    for level in read_table(study.table):
+    for level in read_table(study.table_path):
         if level["variant"] == "full" and level["data"] != "files":
             levels.append(level)
     return levels
 
 
-def stored_runs(study: Study) -> int:
+def count_stored_runs(study: Study) -> int:
     """Return the number of runs in full size whose levels are in a study's table.
 
     A Hugging Face model counts once for each encoding that it is scored with, as in `Study.runs`.
@@ -182,24 +184,24 @@ def stored_runs(study: Study) -> int:
     return sum(seeds_of_runs.values())
 
 
-def write_levels(path: Path, levels: Sequence[Level]) -> None:
+def write_levels(path: Path, levels: Sequence[LevelRow]) -> None:
     """Write levels into a table, in place of those of the same variant and data; others stay."""
     replaced = {key_of(level)[:2] for level in levels}
     stored = read_table(path)
     kept = [level for level in stored if key_of(level)[:2] not in replaced]
     text = io.StringIO()
-    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+    writer = csv.DictWriter(text, TABLE_COLUMNS, lineterminator="\n")
     writer.writeheader()
 
-    def table_order(level: Level) -> tuple[object, ...]:
+    def table_order(level: LevelRow) -> tuple[object, ...]:
         return *key_of(level)[:6], int(level["length"])
 
     writer.writerows(sorted([*kept, *levels], key=table_order))
     write_text(path, text.getvalue())
 
 
-def render(outcomes: Outcomes, width: int) -> str:
-    """Return the text for standard output, contradicted claims first.
+def render(outcomes: StudyOutcomes, width: int) -> str:
+    """Return the outcomes of a study as text of lines up to `width`, contradicted claims first.
 
     Of a toy, which cannot judge claims, the text compares levels with the table and counts claims.
     """
@@ -215,7 +217,7 @@ def render(outcomes: Outcomes, width: int) -> str:
 
 def _wrap_line(line: str, width: int) -> list[str]:
     """Break a line between words; following lines are indented as far as the first word after two blanks."""
-    indent = " " * (INDENT if line[:INDENT].endswith("  ") else 2)
+    indent = " " * (INDENT_WIDTH if line[:INDENT_WIDTH].endswith("  ") else 2)
     return textwrap.wrap(line, width, subsequent_indent=indent, break_on_hyphens=False) or [""]
 
 
@@ -234,9 +236,9 @@ def _heading_lines(study: Study) -> Iterator[str]:
 
 
 def _claim_lines(judged: Sequence[Judged]) -> Iterator[str]:
-    for claim in sorted(judged, key=lambda claim: ORDER.index(claim.outcome)):
-        yield f"{claim.outcome:<{INDENT}}{claim}"
-        yield f"{'':<{INDENT}}{claim.evidence} ({_origin(claim.claim)})"
+    for claim in sorted(judged, key=lambda claim: ORDER_OF_OUTCOMES.index(claim.outcome)):
+        yield f"{claim.outcome:<{INDENT_WIDTH}}{claim}"
+        yield f"{'':<{INDENT_WIDTH}}{claim.evidence} ({_origin(claim.claim)})"
 
 
 def _origin(claim: Claim) -> str:
@@ -248,15 +250,15 @@ def _origin(claim: Claim) -> str:
 
 def _counts_text(judged: Sequence[Judged]) -> str:
     counts = Counter(claim.outcome for claim in judged)
-    parts = [f"{counts[outcome]} {outcome}" for outcome in ORDER]
+    parts = [f"{counts[outcome]} {outcome}" for outcome in ORDER_OF_OUTCOMES]
     text = ", ".join(parts)
     return f"claims: {text} (each by a 95 % interval, in bits per byte or as a share)"
 
 
-def _comparison_lines(outcomes: Outcomes) -> Iterator[str]:
+def _comparison_lines(outcomes: StudyOutcomes) -> Iterator[str]:
     compared = outcomes.compared
     differing = outcomes.differing
-    table = outcomes.study.table.name
+    table = outcomes.study.table_path.name
     if not compared and not outcomes.incomparable:
         yield f"{table} has nothing of this size and text: our levels are not compared"
     if compared:

@@ -15,17 +15,17 @@ from pe_bench.errors import UserError, first_line, require
 from pe_bench.runs.untrusted import parse_mapping
 from pe_bench.values import check_type, shown, unknown
 
-GROUP = "claims"
+CLAIMS_FOLDER = "claims"
 MEASURED = "measured"  # the kind of a claim that no study tests
-ALIKE = 0.02  # bits per byte: levels closer than this count as the same
+ALIKE_BITS = 0.02  # bits per byte: levels that are closer count as alike
 # The sentence of each kind of claim, and the quantity whose interval decides the claim.
-OF_TWO_ENCODINGS = {
+KINDS_OF_TWO_ENCODINGS = {
     "order": ("{of} is better than {than} at {at}", "difference"),
     "loses_less": ("{of} loses less than {than} from its training length to {at}", "difference of changes"),
-    "alike": (f"{{of}} lies within {ALIKE} of {{than}} at {{at}}", "difference"),
+    "alike": (f"{{of}} lies within {ALIKE_BITS} of {{than}} at {{at}}", "difference"),
     "breaks_first": ("{of} breaks before {than}", "difference of changes"),
 }
-OF_ONE_ENCODING = {
+KINDS_OF_ONE_ENCODING = {
     "falls": ("{of} is better at {at} than at {first}", "change"),
     "rises": ("{of} is worse at {at} than at {first}", "change"),
     "changes_by": ("{of} changes by {bounds} from {first} to {at}", "change"),
@@ -43,17 +43,18 @@ OF_ONE_ENCODING = {
         "share restored",
     ),
 }
-KINDS = OF_TWO_ENCODINGS | OF_ONE_ENCODING
-OF_LEVELS = ("order", "alike")
-OF_CHANGES = ("restores", "restores_little")
-WINDOWS = ("nonoverlapping", "sliding")
+CLAIM_KINDS = KINDS_OF_TWO_ENCODINGS | KINDS_OF_ONE_ENCODING
+# Kinds about levels at one length; about what a change of `explain` restores.
+KINDS_OF_LEVELS = ("order", "alike")
+KINDS_OF_RESTORING = ("restores", "restores_little")
+WINDOW_PROTOCOLS = ("nonoverlapping", "sliding")
 
 
 @dataclass(frozen=True)
 class Claim:
     """A claim of a paper as data."""
 
-    kind: str  # one of `KINDS`, or `MEASURED`
+    kind: str  # one of `CLAIM_KINDS`, or `MEASURED`
     source: str
     of: str = ""  # an encoding, named as in tables; by default the only one of a sweep, as it was trained
     at: float = 1.0  # the length over the training length
@@ -76,19 +77,19 @@ class Claim:
             return f"at least {self.low:g}"
         return "" if self.high is None else f"at most {self.high:g}"
 
-    def say(self, of: str, than: str, at: str, first: str) -> str:
-        """Return the claim as a sentence. at, first: the lengths of `at` and `since`, as text."""
+    def as_sentence(self, of: str, than: str, at: str, first: str) -> str:
+        """Return the claim as a sentence. of, than: encodings; at, first: the lengths of `at` and `since`."""
         if self.kind == MEASURED:
             return self.text
-        sentence, _ = KINDS[self.kind]
+        sentence, _ = CLAIM_KINDS[self.kind]
         parts = {"of": of, "than": than, "at": at, "first": first}
         text = sentence.format(**parts, bounds=self.bounds, change=f"'{self.change}'")
-        return f"{text} ({self.protocol} windows)" if self.protocol in WINDOWS else text
+        return f"{text} ({self.protocol} windows)" if self.protocol in WINDOW_PROTOCOLS else text
 
 
 @dataclass(frozen=True)
 class LedgerClaim(Claim):
-    """A claim of a paper, or a prediction."""
+    """A claim of a paper, or a prediction, with the studies that test it."""
 
     source: str = ""
     # The study that tests the claim; if empty, all studies with the claim's encodings test it.
@@ -107,14 +108,14 @@ class LedgerClaim(Claim):
         prediction = f"prediction: {self.rule}"
         return f"{prediction}; {self.source}" if self.source else prediction
 
-    def is_of(self, study: str, sweep: str) -> bool:
+    def names_sweep(self, study: str, sweep: str) -> bool:
         """Return whether the claim names this sweep of a study."""
         return (study, sweep) in ((self.study, self.sweep), *self.also.items())
 
 
 @dataclass(frozen=True, eq=False)
 class Paper:
-    """A file of the ledger."""
+    """A file of the ledger: a paper, its claims, and the rules of its predictions."""
 
     paper: str  # authors and year
     title: str
@@ -127,7 +128,7 @@ class Paper:
 @cache
 def read_papers() -> tuple[Paper, ...]:
     """Return the files of the ledger in the order of their names. Raises `UserError` for an invalid file."""
-    paths = (config_dir() / GROUP).glob("*.yaml")
+    paths = (config_dir() / CLAIMS_FOLDER).glob("*.yaml")
     return tuple(map(_read_paper, sorted(paths)))
 
 
@@ -148,7 +149,7 @@ def ledger_claims(study: str) -> tuple[LedgerClaim, ...]:
 def _read_paper(path: Path) -> Paper:
     try:
         values = parse_mapping(path.read_text(encoding="utf-8"))
-        paper: Paper = part_of(Paper, values, "paper", {"claims": LedgerClaim})
+        paper: Paper = parse_record(Paper, values, "paper", {"claims": LedgerClaim})
         for claim in paper.claims:
             check_claim(claim)
             message = f"a claim needs a source, or a rule, one of: {', '.join(paper.rules) or 'none'}"
@@ -161,21 +162,22 @@ def _read_paper(path: Path) -> Paper:
 
 def check_claim(claim: Claim) -> None:
     """Raise `UserError` for an unknown kind, and for a claim that lacks what its kind needs."""
-    kinds = (*KINDS, MEASURED)
+    kinds = (*CLAIM_KINDS, MEASURED)
     require(claim.kind in kinds, unknown(claim.kind, "kind of claim", kinds))
     has_bounds = claim.low is not None or claim.high is not None
     require(has_bounds or claim.kind != "changes_by", "a claim of kind changes_by needs low or high")
-    has_change = claim.kind not in OF_CHANGES or bool(claim.change)
+    has_change = claim.kind not in KINDS_OF_RESTORING or bool(claim.change)
     require(has_change, f"a claim of kind {claim.kind} needs change, the name of a change of explain")
     if claim.kind == MEASURED:
         is_whole = isinstance(claim, LedgerClaim) and bool(claim.text and claim.outcome)
         require(is_whole, f"a claim of kind {MEASURED} belongs in configs/claims and needs text and outcome")
 
 
-def part_of(kind: type[Any], values: Any, key: str, parts: Mapping[str, type]) -> Any:
-    """Return the values of a YAML file as the dataclass `kind`. Raise `UserError` with the key.
+def parse_record(kind: type[Any], values: Any, key: str, parts: Mapping[str, type]) -> Any:
+    """Return a mapping from a YAML file as an instance of the dataclass `kind`, its values checked.
 
-    parts: classes of the records in lists, by the key of the list.
+    Raises `UserError`, which names `key`, for keys and values that `kind` does not take. parts: the
+    dataclasses of the records in lists, by the key of the list.
     """
     require(isinstance(values, Mapping), f"{key} must hold keys and values, not {shown(values)}")
     types = get_type_hints(kind)
@@ -188,5 +190,5 @@ def part_of(kind: type[Any], values: Any, key: str, parts: Mapping[str, type]) -
             checked_values[name] = check_type(value, types[name], full_name)
         else:
             records = check_type(value, list[Any], full_name)
-            checked_values[name] = tuple(part_of(part, record, name, parts) for record in records)
+            checked_values[name] = tuple(parse_record(part, record, name, parts) for record in records)
     return kind(**checked_values)

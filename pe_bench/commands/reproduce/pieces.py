@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from pe_bench.commands.reproduce.study import STDLIB, Step, Study, Sweep
+from pe_bench.commands.reproduce.study import STDLIB, Study, StudyStep, Sweep
 from pe_bench.errors import RunError, UserError, require
 from pe_bench.runs.folder import RunFolder
 from pe_bench.runs.kept import keep_anchors, keep_run
@@ -26,7 +26,7 @@ from pe_bench.system.files import write_json
 from pe_bench.values import check_type
 
 # The columns that must be equal in two rows of a study whose `_targets_key` is the same.
-ALIKE = {"data_hash": "text", "target_hash": "targets"}
+COMPARED_COLUMNS = {"data_hash": "text", "target_hash": "targets"}
 
 
 @dataclass(frozen=True)
@@ -45,12 +45,12 @@ class Piece:
 
     @property
     def key(self) -> tuple[str, str, int, str]:
-        """Return the values that identify a piece, without its runs."""
+        """Return the sweep, the encoding, the number of seeds and the settings, which identify a piece."""
         return self.sweep, self.encoding, self.seeds, self.settings
 
 
 def pieces_of(study: Study, sweep: Sweep) -> list[Piece]:
-    """Return the pieces of a sweep in the order in which they are made."""
+    """Return the pieces of a sweep, without stored runs, in the order in which they are made."""
     shared = study.shared_overrides(sweep)
     overrides = "\n".join(text for text in shared if not text.startswith("data.path="))
     settings = hashlib.sha256(overrides.encode()).hexdigest()[:16]
@@ -97,7 +97,10 @@ class StoredPieces:
         return list(chain.from_iterable(by_sweep))
 
     def missing(self) -> list[Piece]:
-        """Return the pieces of the study that are not stored whole, with the runs that are stored."""
+        """Return the pieces of the study that are not stored with all seeds.
+
+        Their `runs` are the stored runs of fewer seeds; empty where later steps need the weights of all runs.
+        """
         stored = self.read()
         keys = {piece.key for piece in stored}
         missing_pieces: list[Piece] = []
@@ -107,23 +110,23 @@ class StoredPieces:
                     continue
                 # Further training, more scores and explanations need weights, which stored runs lack.
                 one = replace(sweep, encodings=[piece.encoding])
-                if sweep.source or self.study.scorings_of(one) or self.study.explains:
+                if sweep.parent_sweep or self.study.scorings_of(one) or self.study.explains:
                     missing_pieces.append(piece)
                 else:
                     missing_pieces.append(replace(piece, runs=_runs_of_fewer_seeds(piece, stored)))
         return missing_pieces
 
-    def of_study(self) -> list[Piece]:
+    def still_in_study(self) -> list[Piece]:
         """Return the stored pieces that the study's file still has."""
         keys = {piece.key for piece in self._pieces}
         return [piece for piece in self.read() if piece.key in keys]
 
-    def steps(self) -> list[Step]:
+    def steps(self) -> list[StudyStep]:
         """Return a step for each stored piece of the study, with all of the piece's rows.
 
         Raises `UserError` if no piece is stored, or if a part of a piece is missing or damaged.
         """
-        pieces = self.of_study()
+        pieces = self.still_in_study()
         study = self.study.name
         command = f"pe-bench reproduce {study} --write-table"
         if any(sweep.checkpoint for sweep in self.study.sweeps):
@@ -139,7 +142,7 @@ class StoredPieces:
         steps = []
         for piece in pieces:
             keys = {row.key for row in self._rows([piece])}
-            steps.append(Step(piece.sweep, piece.runs, keys))
+            steps.append(StudyStep(piece.sweep, piece.runs, keys))
         return steps
 
     def _rows(self, pieces: Iterable[Piece]) -> list[Row]:
@@ -149,7 +152,7 @@ class StoredPieces:
             rows += RunFolder(self.folder / "runs" / run).rows
         return rows
 
-    def add(self, piece: Piece, steps: Sequence[Step], results_dir: Path) -> None:
+    def add(self, piece: Piece, steps: Sequence[StudyStep], results_dir: Path) -> None:
         """Store a piece: copy its runs that are not stored yet from a folder of results.
 
         steps: the sweep of the piece and the scorings of its runs. Raises `UserError`, before anything is
@@ -196,7 +199,7 @@ class StoredPieces:
         row_at = {_targets_key(row): row for row in stored}
         for row in rows:
             other = row_at.get(_targets_key(row), row)
-            for column, quantity in ALIKE.items():
+            for column, quantity in COMPARED_COLUMNS.items():
                 here = getattr(row, column)
                 there = getattr(other, column)
                 message = f"{piece} has {quantity} {here} at {row.length}, but the stored rows have {there}"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pe_bench.commands.reproduce.checkpoints import require_checkpoints, score_checkpoint
 from pe_bench.commands.reproduce.pieces import Piece, pieces_of
-from pe_bench.commands.reproduce.study import STDLIB, ScoringStep, Step, Study, Sweep
+from pe_bench.commands.reproduce.study import STDLIB, ScoringStep, Study, StudyStep, Sweep
 from pe_bench.config.schema import Config
 from pe_bench.config.sweeps import Planned, Typed, label_of, planned, planned_job, sorted_by_use
 from pe_bench.errors import RunError
@@ -30,15 +30,15 @@ class StudyRuns:
     results_dir: Path
     models: Path | None = None  # the folder with the folders of the study's Hugging Face models
 
-    def steps(self) -> Iterator[Step]:
-        """Yield all steps of the study; finished work is reused. Raise `UserError` before the first."""
+    def steps(self) -> Iterator[StudyStep]:
+        """Make all steps that are not finished, and yield each. Raise `UserError` before the first."""
         self.check()
         runs_of_sweeps: dict[str, Sequence[str]] = {"": ()}
         for sweep in self.study.sweeps:
             if sweep.checkpoint:
                 yield self._score_checkpoint(sweep, sweep.scored_with)
                 continue
-            trained = self._train_sweep(sweep, runs_of_sweeps[sweep.source])
+            trained = self._train_sweep(sweep, runs_of_sweeps[sweep.parent_sweep])
             runs_of_sweeps[sweep.name] = trained.runs
             yield trained
             yield from self._score_again(sweep, trained)
@@ -55,7 +55,7 @@ class StudyRuns:
         read_with(encodings, self.study.search)
         require_checkpoints(self.study, self.models)
 
-    def make(self, piece: Piece) -> list[Step]:
+    def make_piece(self, piece: Piece) -> list[StudyStep]:
         """Make the runs of one piece that are not stored, and return its steps; finished work is reused."""
         plain = replace(piece, runs=())
         sweep = next(each for each in self.study.sweeps if plain in pieces_of(self.study, each))
@@ -63,27 +63,27 @@ class StudyRuns:
             others = [] if piece.encoding in sweep.encodings else [piece.encoding]
             return [self._score_checkpoint(sweep, others)]
         one = replace(sweep, encodings=[piece.encoding])
-        trained = self._train_sweep(one, self._runs_of_source(sweep), stored=len(piece.runs))
+        trained = self._train_sweep(one, self._runs_of_parent(sweep), stored=len(piece.runs))
         return [trained, *self._score_again(one, trained)]
 
-    def _score_checkpoint(self, sweep: Sweep, scored_with: Sequence[str]) -> Step:
+    def _score_checkpoint(self, sweep: Sweep, scored_with: Sequence[str]) -> StudyStep:
         assert self.models is not None, "checked before"
         return score_checkpoint(self.study, sweep, scored_with, self.machine, self.models, self.results_dir)
 
-    def _runs_of_source(self, sweep: Sweep) -> Sequence[str]:
-        """Return the runs of the sweep that a sweep needs, if any; train the missing runs."""
-        if not sweep.source:
+    def _runs_of_parent(self, sweep: Sweep) -> Sequence[str]:
+        """Train the missing runs of the parent sweep, and return the names of its runs; empty without one."""
+        if not sweep.parent_sweep:
             return ()
-        source = self.study.sweep(sweep.source)
-        return self._train_sweep(source, self._runs_of_source(source)).runs
+        source = self.study.sweep(sweep.parent_sweep)
+        return self._train_sweep(source, self._runs_of_parent(source)).runs
 
-    def _score_again(self, sweep: Sweep, trained: Step) -> Iterator[Step]:
-        """Yield a step for each scoring of a sweep's trained runs."""
+    def _score_again(self, sweep: Sweep, trained: StudyStep) -> Iterator[StudyStep]:
+        """Score a sweep's trained runs by each scoring of the study, and yield a step for each."""
         for scoring in self.study.scorings_of(sweep):
             yield self._score_sweep(scoring, sweep, self._runs_of_encodings(scoring, trained))
 
-    def _runs_of_encodings(self, scoring: ScoringStep, trained: Step) -> Step:
-        """Return the trained runs of the encodings of a scoring."""
+    def _runs_of_encodings(self, scoring: ScoringStep, trained: StudyStep) -> StudyStep:
+        """Return the step with only the runs of the encodings that a scoring names."""
         if not scoring.encodings:
             return trained
         runs = []
@@ -93,7 +93,7 @@ class StudyRuns:
                 runs.append(run)
         return replace(trained, runs=tuple(runs))
 
-    def _train_sweep(self, sweep: Sweep, sources: Sequence[str], stored: int = 0) -> Step:
+    def _train_sweep(self, sweep: Sweep, sources: Sequence[str], stored: int = 0) -> StudyStep:
         """Run a sweep from the first seed that is not stored. stored: the number of stored seeds.
 
         Raises `RunError` or `Stopped` if a run fails or is stopped.
@@ -110,7 +110,7 @@ class StudyRuns:
         paths = [Path(state.run) for state in summary.states if state.run is not None]
         runs = dict.fromkeys(path.name for path in paths)
         keys = chain.from_iterable(state.keys for state in summary.states)
-        return Step(sweep.name, tuple(runs), set(map(tuple, keys)))
+        return StudyStep(sweep.name, tuple(runs), set(map(tuple, keys)))
 
     def _sorted_overrides(self, sweep: Sweep) -> Typed:
         """Return the overrides of all runs of a sweep."""
@@ -119,7 +119,7 @@ class StudyRuns:
     def _jobs(self, sweep: Sweep, sources: Sequence[str], stored: int) -> list[Planned]:
         """Return a job for each encoding of a sweep and each seed that is not stored, or each needed run."""
         overrides = self._sorted_overrides(sweep).job_overrides
-        values_of_each = self._values_of_each(sweep, sources, stored)
+        values_of_each = self._values_of_runs(sweep, sources, stored)
         jobs = []
         for encoding in sweep.encodings:
             choice = [f"encoding={encoding}"]
@@ -134,9 +134,12 @@ class StudyRuns:
                     jobs.append(replace(job, label=label_of(words, encoding)))
         return jobs
 
-    def _values_of_each(self, sweep: Sweep, sources: Sequence[str], stored: int) -> dict[str, dict[str, Any]]:
-        """Return the values in which the runs of an encoding differ, by the word that names each run."""
-        if not sweep.source:
+    def _values_of_runs(self, sweep: Sweep, sources: Sequence[str], stored: int) -> dict[str, dict[str, Any]]:
+        """Return the own values of each run of an encoding, by the word for its label, such as `seed=1`.
+
+        sources: the runs of the parent sweep. stored: the number of stored seeds, which are left out.
+        """
+        if not sweep.parent_sweep:
             seeds = range(stored, self.study.seeds_of(sweep))
             return {f"seed={seed}": {"seed": seed} for seed in seeds}
         key = "train.from" if sweep.after else "train.beside"
@@ -154,7 +157,7 @@ class StudyRuns:
         ).config
 
     def evaluation_of(self, sweep: Sweep) -> "Evaluation":
-        """Return the text, the code and the machine's keys for each evaluation of a sweep's runs."""
+        """Return the request to score a sweep's runs: their text, code and machine, without lengths."""
         from pe_bench.commands.evaluate import Evaluation
 
         study = self.study
@@ -170,7 +173,7 @@ class StudyRuns:
             cache_dir=config.cache_dir,
         )
 
-    def _score_sweep(self, scoring: ScoringStep, sweep: Sweep, trained: Step) -> Step:
+    def _score_sweep(self, scoring: ScoringStep, sweep: Sweep, trained: StudyStep) -> StudyStep:
         """Score the runs of a sweep once more, as `eval` does.
 
         The runs may come from another study or a plain `train`. Their own configuration may then differ, for
@@ -180,7 +183,7 @@ class StudyRuns:
         from pe_bench.scoring.other_encodings import read_with
 
         study = self.study
-        first_length = study.length if sweep.source else None
+        first_length = study.length if sweep.parent_sweep else None
         evaluation = replace(self._sweep_config(sweep).eval, first_length=first_length)
         if study.size == "quick":
             evaluation = replace(evaluation, tokens=QUICK_TOKENS)
@@ -201,4 +204,4 @@ class StudyRuns:
             if scored.failure:
                 raise RunError(scored.failure)
             row_keys |= {row.key for row in scored.scored}
-        return Step(sweep.name, trained.runs, row_keys)
+        return StudyStep(sweep.name, trained.runs, row_keys)

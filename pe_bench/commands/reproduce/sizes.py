@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING
 
 from matplotlib.ticker import NullLocator
 
-from pe_bench.commands.reproduce.budgets import LINEAR, MIN_ORDERED, UNLEARNED, Budget, budget_of, spell_mean
+from pe_bench.commands.reproduce.budgets import (
+    LINEAR_BELOW,
+    MIN_ORDERED,
+    UNLEARNED_MARK,
+    BudgetResult,
+    budget_result,
+    spell_mean,
+)
 from pe_bench.commands.reproduce.claims import Measurements, Series
 from pe_bench.commands.reproduce.lines import table_lines
 from pe_bench.commands.reproduce.papers import Claim
@@ -23,54 +30,56 @@ from pe_bench.runs.rows import grouped
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-FAR, FARTHEST = 4, 16  # times the training length, at which changes and orders are shown
-ORDERED_AT = (1, FAR, FARTHEST)
+FAR_TIMES, FARTHEST_TIMES = 4, 16  # times the training length, at which changes and orders are shown
+ORDERED_AT_TIMES = (1, FAR_TIMES, FARTHEST_TIMES)
 WIDTH, HEIGHT = 6.6, 3.2  # inches, of the picture's only panel
 ABOVE, BELOW = 0.5, 1.0  # inches
 
 
 @dataclass(frozen=True)
-class Size:
+class SizeResult:
     """An encoding in a sweep: one model size after its training tokens."""
 
     sweep: str
     parameters: int  # the parameters of the model with this encoding
     is_own: bool  # the sweep has training tokens for its own size, not the study's tokens
-    budget: Budget
-    far: Interval | None  # the change at `FAR` times the training length, in bits per byte; None if unscored
-    farthest: Interval | None  # the change at `FARTHEST` times the training length
+    budget: BudgetResult
+    far: (
+        Interval | None
+    )  # the change at `FAR_TIMES` times the training length, in bits per byte; None if unscored
+    farthest: Interval | None  # the change at `FARTHEST_TIMES` times the training length
 
     @property
     def encoding(self) -> str:
         return self.budget.encoding
 
 
-def sizes_of(study: Study, scores: Measurements) -> list[Size]:
+def size_results(study: Study, scores: Measurements) -> list[SizeResult]:
     """Return the levels and changes of each encoding at each size, encoding by encoding."""
-    sizes: dict[tuple[str, str], Size] = {}
+    sizes: dict[tuple[str, str], SizeResult] = {}
     for sweep in study.sweeps:
         for encoding in study.labels_of(sweep):
-            size = _size_of_series(study, sweep, Series(encoding, sweep.name), scores)
+            size = _size_result(study, sweep, Series(encoding, sweep.name), scores)
             if size is not None:
                 sizes[encoding, sweep.name] = size
     order = list(dict.fromkeys(encoding for encoding, _ in sizes))
 
-    def table_order(size: Size) -> tuple[int, int, int]:
+    def table_order(size: SizeResult) -> tuple[int, int, int]:
         return order.index(size.encoding), size.parameters, size.budget.tokens
 
     return sorted(sizes.values(), key=table_order)
 
 
-def _size_of_series(study: Study, sweep: Sweep, series: Series, scores: Measurements) -> Size | None:
-    budget = budget_of(series, scores)
+def _size_result(study: Study, sweep: Sweep, series: Series, scores: Measurements) -> SizeResult | None:
+    budget = budget_result(series, scores)
     if budget is None:
         return None
-    rows = scores.at(series, scores.length, "paired")
+    rows = scores.rows_at(series, scores.length, "paired")
     other_models = [_model_overrides(each.overrides) for each in study.sweeps if each.name != sweep.name]
     is_only = _model_overrides(sweep.overrides) not in other_models
-    far = scores.change(series, FAR * scores.length, "paired")
-    farthest = scores.change(series, FARTHEST * scores.length, "paired")
-    return Size(
+    far = scores.change(series, FAR_TIMES * scores.length, "paired")
+    farthest = scores.change(series, FARTHEST_TIMES * scores.length, "paired")
+    return SizeResult(
         sweep=sweep.name,
         parameters=rows[0].parameters,
         is_own=is_only or sweep.tokens not in (0, study.tokens),
@@ -88,7 +97,7 @@ def _model_overrides(overrides: Sequence[str]) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Agreement:
+class SizeAgreement:
     """The agreement of two sweeps in the order of encodings, by their levels at a length.
 
     A pair of encodings has a sure order if the 95 % interval of its difference excludes 0 in both sweeps.
@@ -103,8 +112,8 @@ class Agreement:
     encodings: int  # the number of compared encodings
 
 
-def agreements(sizes: Sequence[Size], scores: Measurements) -> list[Agreement]:
-    """Return the agreement of each two sweeps with three encodings in common, at each of `ORDERED_AT`.
+def size_agreements(sizes: Sequence[SizeResult], scores: Measurements) -> list[SizeAgreement]:
+    """Return the agreement of each two sweeps with three encodings in common, at each of `ORDERED_AT_TIMES`.
 
     Runs that are scored under another encoding than their own have no part in the order.
     """
@@ -119,7 +128,7 @@ def agreements(sizes: Sequence[Size], scores: Measurements) -> list[Agreement]:
         ]
         if len(shared) < MIN_ORDERED:
             continue
-        for times in ORDERED_AT:
+        for times in ORDERED_AT_TIMES:
             agreement = _agreement(first, second, times, shared, scores)
             if agreement is not None:
                 found.append(agreement)
@@ -128,7 +137,7 @@ def agreements(sizes: Sequence[Size], scores: Measurements) -> list[Agreement]:
 
 def _agreement(
     first: str, second: str, times: int, encodings: Sequence[str], scores: Measurements
-) -> Agreement | None:
+) -> SizeAgreement | None:
     pairs = list(combinations(encodings, 2))
     agreeing = 0
     lowest = 0
@@ -146,7 +155,7 @@ def _agreement(
         highest += point if is_sure else 1
     count = len(pairs)
     tau = agreeing / count
-    return Agreement(first, second, times, tau, lowest / count, highest / count, len(encodings))
+    return SizeAgreement(first, second, times, tau, lowest / count, highest / count, len(encodings))
 
 
 def _interval_of_difference(
@@ -163,13 +172,15 @@ def _excludes_zero(interval: Interval) -> bool:
 # Text
 
 
-def table_of_sizes(sizes: Sequence[Size], study: Study, scores: Measurements, width: int) -> Iterator[str]:
-    """Yield the lines of a table, and the agreement of every two sweeps in the order of encodings.
+def size_table_lines(
+    sizes: Sequence[SizeResult], study: Study, scores: Measurements, width: int
+) -> Iterator[str]:
+    """Yield the lines of a table of sizes, its notes, and how far each two sweeps order encodings alike.
 
     width: the width of the terminal, in columns.
     """
-    far = f"{FAR * scores.length:,}"
-    farthest = f"{FARTHEST * scores.length:,}"
+    far = f"{FAR_TIMES * scores.length:,}"
+    farthest = f"{FARTHEST_TIMES * scores.length:,}"
     facts = ("", "sweep", "parameters", "tokens", "seeds")
     headings = (*facts, f"at {scores.length}", far, farthest, "reads far")
     yield from table_lines(headings, list(map(_table_cells, sizes)), width, keys=2, left=2)
@@ -180,7 +191,7 @@ def table_of_sizes(sizes: Sequence[Size], study: Study, scores: Measurements, wi
     absent = [sweep.name for sweep in study.sweeps if sweep.name not in scored]
     if absent:
         yield f"not run: {'; '.join(absent)}"
-    found = agreements(sizes, scores)
+    found = size_agreements(sizes, scores)
     if found:
         yield "Kendall's tau between the orders of levels; in brackets, its range over unsure pairs:"
     for each in found:
@@ -189,11 +200,11 @@ def table_of_sizes(sizes: Sequence[Size], study: Study, scores: Measurements, wi
         yield f"  {place}: {each.tau:+.2f} {bounds}, {each.encodings} encodings"
 
 
-def _table_cells(size: Size) -> tuple[str, ...]:
+def _table_cells(size: SizeResult) -> tuple[str, ...]:
     budget = size.budget
     level = f"{budget.level:.3f}"
     if not budget.has_learned:
-        level += UNLEARNED
+        level += UNLEARNED_MARK
     runs = (f"{size.parameters:,}", spell_tokens(budget.tokens), str(budget.seeds))
     changes = map(spell_mean, (size.far, size.farthest))
     return size.encoding, size.sweep, *runs, level, *changes, budget.reads_far or "-"
@@ -202,19 +213,21 @@ def _table_cells(size: Size) -> tuple[str, ...]:
 # Picture
 
 
-def draw_sizes(sizes: Sequence[Size], study: Study, path: Path) -> None:
-    """Draw the change at `FAR` over parameters; the suffix of the path is the file's format."""
+def draw_sizes(sizes: Sequence[SizeResult], study: Study, path: Path) -> None:
+    """Draw the change at `FAR_TIMES` over parameters; the suffix of the path is the file's format."""
     paper.save_picture(lambda: _draw_figure(sizes, study), path)
 
 
-def _draw_figure(sizes: Sequence[Size], study: Study) -> "Figure":
+def _draw_figure(sizes: Sequence[SizeResult], study: Study) -> "Figure":
     top = paper.lines_height(study.title, paper.FONT) + ABOVE
     figure = paper.new_figure(paper.WIDTH, top + HEIGHT + BELOW)
     paper.place_text(figure, paper.LEFT, 0, study.title)
     axes = paper.place_axes(figure, paper.LEFT, top, WIDTH, HEIGHT)
-    axes.set_title(f"change at {FAR * study.length:,} tokens, bits per byte", loc="left", fontsize=paper.FONT)
+    axes.set_title(
+        f"change at {FAR_TIMES * study.length:,} tokens, bits per byte", loc="left", fontsize=paper.FONT
+    )
     axes.set_xscale("log")
-    axes.set_yscale("symlog", linthresh=LINEAR)
+    axes.set_yscale("symlog", linthresh=LINEAR_BELOW)
     axes.axhspan(-MARGIN, MARGIN, color=paper.MARGIN_BAND, linewidth=0, zorder=0)
     axes.yaxis.set_major_formatter(lambda tick, _: f"{tick:+g}" if tick else "0")
     axes.yaxis.set_minor_locator(NullLocator())

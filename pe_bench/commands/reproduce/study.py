@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Literal
 
 from pe_bench.commands.reproduce.papers import (
-    OF_CHANGES,
+    KINDS_OF_RESTORING,
     Claim,
     check_claim,
     ledger_claims,
-    part_of,
+    parse_record,
 )
 from pe_bench.config.groups import config_dir, names_in
 from pe_bench.config.overrides import quote
@@ -23,17 +23,17 @@ from pe_bench.errors import UserError, first_line, require
 from pe_bench.runs.untrusted import parse_mapping
 from pe_bench.values import unknown
 
-GROUP = "study"
+STUDY_FOLDER = "study"
 STDLIB = "stdlib"
 QUICK_LENGTH = 32  # its sixteenfold is what experiment=quick scores
 QUICK_SEEDS = 2
-QUICK_SHARE = 50  # experiment=quick has a fiftieth of the default's tokens
+QUICK_TOKENS_DIVISOR = 50  # the toy trains on a fiftieth of the tokens, as experiment=quick does
 MAX_QUICK_TOKENS = 81_920
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """Runs of each encoding with each seed.
+    """A sweep of a study: a run for each encoding and seed.
 
     Sweeps may share a name if they differ only in encodings or seeds.
     """
@@ -53,7 +53,7 @@ class Sweep:
     get: str = ""  # a command that makes that folder
 
     @property
-    def source(self) -> str:
+    def parent_sweep(self) -> str:
         """Return the name of the sweep whose runs are the parents of this sweep's runs; empty for none."""
         return self.after or self.beside
 
@@ -69,8 +69,8 @@ class ScoringStep:
     of: list[str] = field(default_factory=list)  # names of sweeps; empty for all
     encodings: list[str] = field(default_factory=list)  # names of encodings; empty for all
 
-    def is_of(self, sweep: Sweep, encoding: str) -> bool:
-        """Return whether the runs of an encoding of a sweep are scored."""
+    def applies_to(self, sweep: Sweep, encoding: str) -> bool:
+        """Return whether this scoring includes the runs of an encoding of a sweep."""
         is_of_sweep = not self.of or sweep.name in self.of
         return is_of_sweep and (not self.encodings or encoding in self.encodings)
 
@@ -121,7 +121,7 @@ class Study:
         """Return the scorings that apply to at least one encoding of a sweep."""
         found = []
         for scoring in self.scorings:
-            if any(scoring.is_of(sweep, encoding) for encoding in sweep.encodings):
+            if any(scoring.applies_to(sweep, encoding) for encoding in sweep.encodings):
                 found.append(scoring)
         return found
 
@@ -130,7 +130,7 @@ class Study:
         for encoding in sweep.encodings:
             yield encoding
             for scoring in self.scorings:
-                if scoring.is_of(sweep, encoding):
+                if scoring.applies_to(sweep, encoding):
                     for other in scoring.scored_with or []:
                         yield f"{encoding} -> {other}"
 
@@ -140,11 +140,11 @@ class Study:
         return min(seeds, QUICK_SEEDS) if self.size == "quick" else seeds
 
     @property
-    def table(self) -> Path:
+    def table_path(self) -> Path:
         """Return the path of the study's table, which is beside the study's file and is installed with it."""
         return self.path.with_suffix(".csv")
 
-    def picture(self, results_dir: Path) -> Path:
+    def picture_path(self, results_dir: Path) -> Path:
         """Return the path of the study's picture, which shows the runs that are scored so far."""
         words = [self.name]
         if self.size == "quick":
@@ -180,7 +180,7 @@ class Study:
             return
         if is_quick:
             yield "experiment=quick"
-            tokens = min(tokens // QUICK_SHARE, MAX_QUICK_TOKENS)
+            tokens = min(tokens // QUICK_TOKENS_DIVISOR, MAX_QUICK_TOKENS)
         yield f"train.length={round(sweep.times * self.length)}"
         yield f"train.tokens={tokens}"
         yield scored_lengths
@@ -200,11 +200,11 @@ def spell_tokens(tokens: int) -> str:
     return f"{tokens / 1e3:.0f}k"
 
 
-PARTS: dict[str, type] = {"sweeps": Sweep, "scorings": ScoringStep, "claims": Claim}
+RECORD_TYPES: dict[str, type] = {"sweeps": Sweep, "scorings": ScoringStep, "claims": Claim}
 
 
 def study_names(search: Sequence[Path] = ()) -> list[str]:
-    return names_in(GROUP, search)
+    return names_in(STUDY_FOLDER, search)
 
 
 def read_study(name: str, search: Sequence[Path] = ()) -> Study:
@@ -212,10 +212,12 @@ def read_study(name: str, search: Sequence[Path] = ()) -> Study:
     names = study_names(search)
     require(name in names, unknown(name, "study", names))
     folders = [*reversed(search), config_dir()]
-    paths = [folder / GROUP / f"{name}.yaml" for folder in folders]
+    paths = [folder / STUDY_FOLDER / f"{name}.yaml" for folder in folders]
     path = next(filter(Path.is_file, paths))
     try:
-        study: Study = part_of(Study, parse_mapping(path.read_text(encoding="utf-8")), "study", PARTS)
+        study: Study = parse_record(
+            Study, parse_mapping(path.read_text(encoding="utf-8")), "study", RECORD_TYPES
+        )
         if path.parent.parent == config_dir():
             study = replace(study, claims=(*study.claims, *ledger_claims(name)))
         _check_study(study)
@@ -226,11 +228,11 @@ def read_study(name: str, search: Sequence[Path] = ()) -> Study:
 
 
 def _check_study(study: Study) -> None:
-    """Raise `UserError` for unknown kinds of claims and unknown names of sweeps."""
+    """Raise `UserError` for claims, sweeps and scorings that do not fit together or name unknown sweeps."""
     earlier = [""]
     for sweep in study.sweeps:
-        message = f"the sweep '{sweep.name}' needs an earlier one, and '{sweep.source}' is none"
-        require(sweep.source in earlier, message)
+        message = f"the sweep '{sweep.name}' needs an earlier one, and '{sweep.parent_sweep}' is none"
+        require(sweep.parent_sweep in earlier, message)
         earlier.append(sweep.name)
         message = f"the sweep '{sweep.name}' has scored_with or get, which only a checkpoint has"
         is_complete = not (sweep.scored_with or sweep.get)
@@ -246,7 +248,7 @@ def _check_study(study: Study) -> None:
     for claim in study.claims:
         check_claim(claim)
         message = f"a claim of kind {claim.kind} needs a study with explains: true"
-        require(study.explains or claim.kind not in OF_CHANGES, message)
+        require(study.explains or claim.kind not in KINDS_OF_RESTORING, message)
     names_of_sweeps: list[str] = []
     for claim in study.claims:
         names_of_sweeps += [claim.sweep, claim.than_sweep]
@@ -257,8 +259,8 @@ def _check_study(study: Study) -> None:
 
 
 @dataclass(frozen=True)
-class Step:
-    """A finished sweep of a study, or a scoring of its runs."""
+class StudyStep:
+    """A finished sweep of a study, or a finished scoring of a sweep's runs: the runs and their rows."""
 
     sweep: str
     runs: tuple[str, ...]  # the names of the runs

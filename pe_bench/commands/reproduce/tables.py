@@ -11,26 +11,26 @@ from collections.abc import Sequence
 
 from scipy.special import stdtrit
 
-from pe_bench.commands.reproduce.claims import NOT_SCORED, UNLEARNED, Series, series_of
-from pe_bench.commands.reproduce.outcomes import Level
+from pe_bench.commands.reproduce.claims import NOT_SCORED, UNLEARNED_REASONS, Series, series_of
+from pe_bench.commands.reproduce.outcomes import LevelRow
 from pe_bench.commands.reproduce.papers import Claim
 from pe_bench.report.records import BreakPoint, ContextUse, Number
 from pe_bench.report.statistics import CONFIDENCE, Interval, judge_change
 from pe_bench.report.verdicts import SOLVED, TaskVerdict
 from pe_bench.runs.rows import TASK
 
-LATER_STAGE = "no score of an n-gram in the table, which would say whether it has learned"
+LATER_STAGE_REASON = "no score of an n-gram in the table, which would say whether it has learned"
 
 
 class TableScores:
     """The levels of a study's table. length: the training length in tokens."""
 
-    def __init__(self, levels: Sequence[Level], length: int) -> None:
+    def __init__(self, levels: Sequence[LevelRow], length: int) -> None:
         self.length = length
         self._level_of = {self._key_of_level(level): level for level in levels}
 
     @staticmethod
-    def _key_of_level(level: Level) -> tuple[str, str, str, str, int]:
+    def _key_of_level(level: LevelRow) -> tuple[str, str, str, str, int]:
         names = ("sweep", "encoding", "protocol", "control")
         return *(level[name] for name in names), int(level["length"])  # type: ignore[return-value]
 
@@ -39,10 +39,10 @@ class TableScores:
 
     def unlearned(self, series: Series) -> str:
         """Return the reason why a series counts as not learned; empty for a first stage on text."""
-        answers = self.answers(self._as_trained(series), self.length)
+        answers = self.task_result(self._as_trained(series), self.length)
         if answers:
-            return "" if answers[1] == "solves" else UNLEARNED["task"]
-        return LATER_STAGE if self.is_later_stage(series) else ""
+            return "" if answers[1] == "solves" else UNLEARNED_REASONS["task"]
+        return LATER_STAGE_REASON if self.is_later_stage(series) else ""
 
     def is_later_stage(self, series: Series) -> bool:
         return ", " in self._level_label(series)  # as in `rope, then yarn x4 at 512 (128k)`
@@ -79,7 +79,7 @@ class TableScores:
         first, second = ((series, length, *kind) for kind in kinds)
         return self._difference_of_sums([first], [second])
 
-    def answers(self, series: Series, length: int) -> tuple[Interval, TaskVerdict] | None:
+    def task_result(self, series: Series, length: int) -> tuple[Interval, TaskVerdict] | None:
         """Return the share of a task's right examples and the verdict; None without a score."""
         interval = self._difference_of_sums([(series, length, TASK)], []).interval
         if interval is None:
@@ -88,7 +88,7 @@ class TableScores:
             return interval, "solves"
         return interval, "partial" if interval.high < SOLVED else "unclear"
 
-    def restored(self, series: Series, change: str, length: int) -> Number:
+    def restored_share(self, series: Series, change: str, length: int) -> Number:
         """Return no number: a table has levels of whole models alone."""
         return Number(missing=NOT_SCORED)
 
@@ -121,6 +121,8 @@ class TableScores:
         interval = Interval(mean, mean - half, mean + half, seeds, documents=0)
         return Number(mean, interval)
 
-    def _find_level(self, series: Series, length: int, protocol: str, control: str = "none") -> Level | None:
+    def _find_level(
+        self, series: Series, length: int, protocol: str, control: str = "none"
+    ) -> LevelRow | None:
         key = (series.sweep, self._level_label(series), protocol, control, length)
         return self._level_of.get(key)

@@ -68,7 +68,7 @@ class JobState:
 
 
 @dataclass(frozen=True)
-class Sweep:
+class LaunchedSweep:
     """A sweep: its folder, through which its jobs and the command communicate."""
 
     path: Path
@@ -136,17 +136,17 @@ class Sweep:
         return (self.path / "stop").exists()
 
 
-def run_job(sweep: Sweep, number: int) -> None:
-    """Run the job of a number; a launcher may call this in another process or on another machine."""
+def run_job(sweep: LaunchedSweep, number: int) -> None:
+    """Run job `number` of a sweep; a launcher may call this in another process or on another machine."""
     try:
         job = sweep.read_job(number)
     except Exception as error:
-        sweep.write(JobState(number, f"job {number}", state=FAILED, text=reason_of(error)))
+        sweep.write(JobState(number, f"job {number}", state=FAILED, text=error_text(error)))
         return
     run_in_child(JobState(number, job.label), sweep, job.config)
 
 
-def run_in_child(state: JobState, sweep: Sweep, config: Config) -> None:
+def run_in_child(state: JobState, sweep: LaunchedSweep, config: Config) -> None:
     """Run a job in a child process, and write its last state; do nothing in a stopped sweep.
 
     A launcher calls this in a process without other work, which ends after the child.
@@ -170,7 +170,7 @@ def run_in_child(state: JobState, sweep: Sweep, config: Config) -> None:
             child.kill()  # if it still waits or starts when the sweep is stopped
     last = sweep.latest(state)
     if last.state == RUNNING:
-        last = _after_crash(sweep, last, child.exitcode)
+        last = _state_after_crash(sweep, last, child.exitcode)
         sweep.write(last)
     if is_worker and os.environ.get("SUBMITIT_EXECUTOR") == "slurm":
         if last.state == FAILED:
@@ -201,7 +201,7 @@ def _let_child_save(child: Any, stop: Path) -> Iterator[None]:
         yield
 
 
-def _after_crash(sweep: Sweep, last: JobState, code: int) -> JobState:
+def _state_after_crash(sweep: LaunchedSweep, last: JobState, code: int) -> JobState:
     """Return the state of a job whose process was killed, crashed, or could not write its last state."""
     if code == 0:
         return replace(last, state=DONE)
@@ -224,7 +224,7 @@ def _after_crash(sweep: Sweep, last: JobState, code: int) -> JobState:
 class JobProgress:
     """A progress bar that writes a job's progress to its state file."""
 
-    def __init__(self, sweep: Sweep, state: JobState):
+    def __init__(self, sweep: LaunchedSweep, state: JobState):
         self.sweep = sweep
         self.state = state
         self.total = 1
@@ -258,8 +258,8 @@ class JobProgress:
             self._written = time.monotonic()
 
 
-def _do_job(state: JobState, sweep: Sweep, config: Config) -> None:
-    """Do the job in the child process, and write its last state."""
+def _do_job(state: JobState, sweep: LaunchedSweep, config: Config) -> None:
+    """Train and score the run of a job in this child process, write the job's last state, and exit."""
     os.chdir(sweep.work)
     os.environ.update(sweep.variables)
     with sweep.file(state.number, "log").open("ab") as log:
@@ -276,7 +276,7 @@ def _do_job(state: JobState, sweep: Sweep, config: Config) -> None:
             end = {"state": STOPPED, "text": str(stopped)}
         except Exception as error:
             traceback.print_exc()
-            end = {"state": FAILED, "text": reason_of(error)}
+            end = {"state": FAILED, "text": error_text(error)}
     last = replace(progress.state, **end, seconds=time.time() - began)
     sweep.write(last)
     sys.exit(last.state not in (DONE, SKIPPED))
@@ -305,7 +305,7 @@ def _train_and_score(progress: JobProgress, config: Config) -> dict[str, Any]:
     }
 
 
-def _watch_for_end(sweep: Sweep, stop: Path) -> None:
+def _watch_for_end(sweep: LaunchedSweep, stop: Path) -> None:
     """End this process when the sweep or this job is stopped, or when its parent process has ended."""
     parent = multiprocessing.parent_process()
     assert parent is not None
@@ -318,7 +318,7 @@ def _watch_for_end(sweep: Sweep, stop: Path) -> None:
     threading.Thread(target=end_with_parent, daemon=True).start()
 
 
-def reason_of(error: Exception) -> str:
+def error_text(error: Exception) -> str:
     """Return the first line of an error, with the type of an error that is not meant for people."""
     text = first_line(error)
     if isinstance(error, (UserError, RunError, OSError)):

@@ -22,8 +22,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from pe_bench.commands.sweep.jobs import FAILED, JobState, Sweep, reason_of, run_in_child, run_job
-from pe_bench.commands.sweep.show import Summary, View
+from pe_bench.commands.sweep.jobs import FAILED, JobState, LaunchedSweep, error_text, run_in_child, run_job
+from pe_bench.commands.sweep.show import SweepSummary, SweepView
 from pe_bench.config.compose import (
     call_by_number,
     complete_overrides,
@@ -45,9 +45,9 @@ from pe_bench.runs.folder import flat
 from pe_bench.system import signals
 from pe_bench.system.terminal import say
 
-MAX_CHECKED = 20  # the most jobs that are checked before the first of them runs
+MAX_CHECKED_JOBS = 20  # the most jobs that are checked before the first of them runs
 QUEUE_SECONDS = 60  # between two looks at Slurm's queue, which forgets a job after some minutes
-CHECKING = "sweep: checking every value before the first job starts"
+CHECKING_MESSAGE = "sweep: checking every value before the first job starts"
 
 
 # Before the first job
@@ -55,19 +55,19 @@ CHECKING = "sweep: checking every value before the first job starts"
 
 def check_sweep(
     overrides: Sequence[str], search: Sequence[Path], check: Callable[[Config], object] | None = None
-) -> tuple[Sweep, tuple[str, ...]]:
+) -> tuple[LaunchedSweep, tuple[str, ...]]:
     """Check all jobs of overrides; return their sweep, and the keys with several values.
 
     check: called with the configurations of the first jobs, by default `prepare`. Raises `UserError`.
     """
     swept = read_sweep(overrides, search)
-    say(CHECKING)
+    say(CHECKING_MESSAGE)
     configs = []
     described_texts: set[str] = set()
     for config in swept.configs:
-        if len(configs) < MAX_CHECKED and check is not None:
+        if len(configs) < MAX_CHECKED_JOBS and check is not None:
             check(config)
-        elif len(configs) < MAX_CHECKED:
+        elif len(configs) < MAX_CHECKED_JOBS:
             _check_and_describe(config, described_texts)
         configs.append(config)
     warn_unused(configs, swept.named)
@@ -99,24 +99,24 @@ def _with_new_values(jobs: Sequence[Planned]) -> Iterator[Config]:
         seen_values |= values
 
 
-def _new_sweep(config: Config, jobs: int) -> Sweep:
+def _new_sweep(config: Config, jobs: int) -> LaunchedSweep:
     name = f"{time.strftime('%Y-%m-%d_%H-%M-%S')}-{os.getpid()}-{secrets.token_hex(2)}"
-    return Sweep(Path(config.results_dir).absolute() / "sweeps" / name, jobs)
+    return LaunchedSweep(Path(config.results_dir).absolute() / "sweeps" / name, jobs)
 
 
 # From the first job to the last
 
 
-def launch(jobs: Sequence[Planned], launcher: Sequence[str] = ()) -> Summary:
-    """Run jobs, show their progress, and return their ends.
+def launch(jobs: Sequence[Planned], launcher: Sequence[str] = ()) -> SweepSummary:
+    """Run jobs, show their progress, and return the last state of each.
 
     launcher: overrides of Hydra's own keys. A signal stops all jobs, which save; a second signal ends this
     process at once. Raises `UserError` before the first write.
     """
     check_launcher(launcher)
-    say(CHECKING)
+    say(CHECKING_MESSAGE)
     described_texts: set[str] = set()
-    for config in islice(_with_new_values(jobs), MAX_CHECKED):
+    for config in islice(_with_new_values(jobs), MAX_CHECKED_JOBS):
         _check_and_describe(config, described_texts)
     configs = [job.config for job in jobs]
     warn_unused(configs, list(chain.from_iterable(job.given for job in jobs)))
@@ -126,7 +126,7 @@ def launch(jobs: Sequence[Planned], launcher: Sequence[str] = ()) -> Summary:
     return _run_and_summarize(sweep, launcher, partial(_run_jobs, sweep, launcher))
 
 
-def _run_jobs(sweep: Sweep, launcher: Sequence[str]) -> None:
+def _run_jobs(sweep: LaunchedSweep, launcher: Sequence[str]) -> None:
     """Run all jobs: one after the other from this process, unless `launcher` chooses a launcher of Hydra."""
     run = partial(run_job, sweep)
     if launcher:
@@ -142,7 +142,7 @@ def _run_jobs(sweep: Sweep, launcher: Sequence[str]) -> None:
         raise errors[0]
 
 
-def launch_overrides(overrides: Sequence[str], search: Sequence[Path]) -> Summary:
+def launch_overrides(overrides: Sequence[str], search: Sequence[Path]) -> SweepSummary:
     """Run the sweep of `train -m`, as `launch` runs jobs."""
     overrides = complete_overrides(overrides, search)
     sweep, keys = check_sweep(overrides, search)
@@ -152,7 +152,9 @@ def launch_overrides(overrides: Sequence[str], search: Sequence[Path]) -> Summar
     return _run_and_summarize(sweep, overrides, lambda: multirun(swept, search, task, sweep.path))
 
 
-def _run_and_summarize(sweep: Sweep, overrides: Sequence[str], start: Callable[[], None]) -> Summary:
+def _run_and_summarize(
+    sweep: LaunchedSweep, overrides: Sequence[str], start: Callable[[], None]
+) -> SweepSummary:
     """Call `start`, which runs the jobs; return the state of each job, and any error of the launcher.
 
     overrides: the name of the launcher is among them. Raises `UserError`, if `start` raises it.
@@ -161,7 +163,7 @@ def _run_and_summarize(sweep: Sweep, overrides: Sequence[str], start: Callable[[
     if "hydra/launcher=submitit_slurm" in overrides:
         _ask_slurm_in_time()
     try:
-        with View(sweep) as view, _stopped_by_signals(sweep, view):
+        with SweepView(sweep) as view, _stopped_by_signals(sweep, view):
             start()
     except signals.Stopped:
         sweep.ask_to_stop()
@@ -170,7 +172,7 @@ def _run_and_summarize(sweep: Sweep, overrides: Sequence[str], start: Callable[[
     except Exception as error:  # a launcher's own: a worker that the system killed, a cluster that is gone
         # An end that was asked for may come anywhere in a library, whose cleaning up then fails.
         problem = "" if sweep.is_stopped else f"{type(error).__name__}: {first_line(error)}"
-    return Summary(sweep, sweep.states(), problem)
+    return SweepSummary(sweep, sweep.states(), problem)
 
 
 def _ask_slurm_in_time() -> None:
@@ -192,7 +194,7 @@ def _ask_slurm_in_time() -> None:
     SlurmJob.watcher._delay_s = QUEUE_SECONDS
 
 
-def plan_sweep(overrides: Sequence[str], search: Sequence[Path]) -> list[str]:
+def commands_of_sweep(overrides: Sequence[str], search: Sequence[Path]) -> list[str]:
     """Return the command of each job of overrides, for a launcher elsewhere."""
     from hydra.core.hydra_config import HydraConfig
 
@@ -211,10 +213,10 @@ def plan_sweep(overrides: Sequence[str], search: Sequence[Path]) -> list[str]:
     return commands
 
 
-def _task_of_hydra(sweep: Sweep, keys: Sequence[str]) -> Callable[[Any], None]:
+def _task_of_hydra(sweep: LaunchedSweep, keys: Sequence[str]) -> Callable[[Any], None]:
     """Return the function that a launcher calls for each job, in this process or in another process.
 
-    keys: over which the sweep is.
+    keys: the keys with several values, which name a job.
     """
 
     def run_composed_job(composed: Any) -> None:
@@ -224,7 +226,7 @@ def _task_of_hydra(sweep: Sweep, keys: Sequence[str]) -> Callable[[Any], None]:
         try:
             config = parse_composed(composed)
         except Exception as error:
-            sweep.write(replace(state, state=FAILED, text=reason_of(error)))
+            sweep.write(replace(state, state=FAILED, text=error_text(error)))
             return
         run_in_child(state, sweep, config)
 
@@ -232,7 +234,7 @@ def _task_of_hydra(sweep: Sweep, keys: Sequence[str]) -> Callable[[Any], None]:
 
 
 @contextmanager
-def _stopped_by_signals(sweep: Sweep, view: View) -> Iterator[None]:
+def _stopped_by_signals(sweep: LaunchedSweep, view: SweepView) -> Iterator[None]:
     """Within the context, a signal stops all jobs, which save; a later one ends this process."""
     first = 0.0
 

@@ -11,19 +11,19 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from pe_bench.commands.sweep.jobs import DONE, FAILED, RUNNING, SKIPPED, STOPPED, JobState, Sweep
+from pe_bench.commands.sweep.jobs import DONE, FAILED, RUNNING, SKIPPED, STOPPED, JobState, LaunchedSweep
 from pe_bench.errors import RunError
 from pe_bench.system.cost import WORTH_SAYING, cost_text, count
 from pe_bench.system.signals import Stopped
 from pe_bench.system.terminal import LINES_PER_RUN, bar_text, duration, say, wrap
 
-STOPPING = "  stopping: each job saves (Ctrl-C again to quit now)"
+STOPPING_NOTE = "  stopping: each job saves (Ctrl-C again to quit now)"
 
 
-class View(Live):
+class SweepView(Live):
     """A live display of the states of the jobs while this context is entered."""
 
-    def __init__(self, sweep: Sweep, console: Console | None = None):
+    def __init__(self, sweep: LaunchedSweep, console: Console | None = None):
         self.sweep = sweep
         self.has_seen_all_end = False  # after a signal
         self._printed: dict[int, tuple[str, str]] = {}  # each job's progress, and its last line
@@ -98,7 +98,7 @@ class View(Live):
         if parts:
             total += f" ({parts})"
         if self.sweep.is_stopped:
-            total += STOPPING
+            total += STOPPING_NOTE
         lines = [total]  # first: a terminal that is not high enough cuts at the bottom
         for state in running:
             lines.append(f"{state.label:<{width}}  {bar_text(state.share)}  {state.text or 'starts'}")
@@ -119,10 +119,10 @@ class SweepTable:
 
 
 @dataclass(frozen=True)
-class Summary:
-    """The end of a sweep."""
+class SweepSummary:
+    """The end of a sweep: the last states of its jobs, their tables and failures."""
 
-    sweep: Sweep
+    sweep: LaunchedSweep
     states: Sequence[JobState]  # the states of the jobs that began, in their order
     problem: str = ""  # the problem that ended the launcher
 

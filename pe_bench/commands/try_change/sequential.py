@@ -35,11 +35,11 @@ from typing import Any, Literal
 import numpy as np
 from scipy.special import stdtrit, zeta
 
-Answer = Literal["better", "not better", "mixed", "unclear"]
+LookAnswer = Literal["better", "not better", "mixed", "unclear"]
 Floats = Any  # a float, or an array with one for each of many tries
-UNKNOWN = (-math.inf, math.inf)  # bounds
+UNKNOWN_BOUNDS = (-math.inf, math.inf)
 
-ALPHA = 0.05
+ALPHA = 0.05  # the chance of a wrong "better" in all tries against a baseline
 DECAY = 1.6  # the decay of the shares of tries
 # The numbers of seeds after which a try is looked at.
 LOOKS = (3, 5, 8, 13, 21, 34, 55, 89, 144, 233, 377, 610, 987)
@@ -49,9 +49,11 @@ FIRST_LOOK = LOOKS[0]
 FIRST_SHARES = (0.02, 0.78, 0.1)
 # The number of seeds that would settle a try is found by simulating so many futures of the try, of which so
 # large a share has to be settled.
-FUTURES = 500
-LIKELY = 2 / 3
-USUAL = 0.01  # the spread of the true differences of changes, in bits per byte, when futures are simulated
+N_FUTURES = 500
+SETTLED_SHARE = 2 / 3
+USUAL_DIFFERENCE = (
+    0.01  # the spread of the true differences of changes, in bits per byte, when futures are simulated
+)
 
 
 @dataclass(frozen=True)
@@ -162,7 +164,7 @@ class Look:
 
     @property
     def is_sure(self) -> Any:
-        """Whether more seeds are of no use. Mixed is sure once the change is surely worse at one length."""
+        """Whether the answer is final. Mixed is final once the change is surely worse at one length."""
         if not self.is_scheduled:
             return False
         low, low_at_longest = self._lower_bounds
@@ -179,7 +181,7 @@ class Look:
     def bounds(self) -> tuple[tuple[Floats, Floats], tuple[Floats, Floats]]:
         """The bounds below and above the true difference, at the training length, and at the longest."""
         if not self.is_scheduled:
-            return UNKNOWN, UNKNOWN
+            return UNKNOWN_BOUNDS, UNKNOWN_BOUNDS
         return self.at_training.bound(self.alpha), self.at_longest.bound(self.alpha)
 
     @property
@@ -214,7 +216,7 @@ class Look:
         return is_no_better & (is_worse | is_no_gain)
 
     @property
-    def answer(self) -> Answer:
+    def answer(self) -> LookAnswer:
         """Return the answer after this look; unclear where no look is scheduled."""
         if not self.is_scheduled:
             return "unclear"
@@ -226,7 +228,7 @@ class Look:
 
     @property
     def _lower_bounds(self) -> tuple[Floats, Floats]:
-        """The lower bounds at both lengths, by which a change is worse; all tries have the same."""
+        """The lower bounds of both differences, by which a change is worse; the try's number has no part."""
         alpha = ALPHA * error_share_of_look(self.seeds)
         low, _ = self.at_training.bound(alpha)
         low_at_longest, _ = self.at_longest.bound(alpha)
@@ -255,13 +257,13 @@ def seeds_to_settle(last: Look) -> int | None:
     random = np.random.default_rng(0)
     at_training = _Futures.after(last.at_training, PRIOR_AT_TRAINING, random)
     at_longest = _Futures.after(last.at_longest, PRIOR_AT_LONGEST, random)
-    is_settled = np.zeros(FUTURES, bool)
+    is_settled = np.zeros(N_FUTURES, bool)
     for seeds in LOOKS:
         if seeds <= last.seeds:
             continue
         seen = Look(seeds, last.number, at_training.at(seeds), at_longest.at(seeds), last.margin)
         is_settled |= seen.is_sure
-        if is_settled.mean() >= LIKELY:
+        if is_settled.mean() >= SETTLED_SHARE:
             return seeds
     return None
 
@@ -282,21 +284,21 @@ class _Futures:
     def after(cls, now: Difference, prior: Prior, random: np.random.Generator) -> "_Futures":
         """Draw the true means and variances of futures that the seeds so far allow."""
         seeds = now.own_freedom + 1
-        own = np.full(FUTURES, now.own_error**2 * seeds)
+        own = np.full(N_FUTURES, now.own_error**2 * seeds)
         # If the seeds spread more than the prior says, their own spread counts.
         spread = max(now.error, now.own_error) ** 2 * seeds
-        variance = spread * now.freedom / random.chisquare(now.freedom, FUTURES)
+        variance = spread * now.freedom / random.chisquare(now.freedom, N_FUTURES)
         # Small differences are more likely than large ones.
-        weight = USUAL**2 / (USUAL**2 + variance / seeds)
-        noise = np.sqrt(weight * variance / seeds) * random.standard_normal(FUTURES)
+        weight = USUAL_DIFFERENCE**2 / (USUAL_DIFFERENCE**2 + variance / seeds)
+        noise = np.sqrt(weight * variance / seeds) * random.standard_normal(N_FUTURES)
         mean = weight * now.mean + noise
-        total = np.full(FUTURES, now.mean * seeds)
+        total = np.full(N_FUTURES, now.mean * seeds)
         return cls(mean, variance, seeds, total, own, prior, random)
 
     def at(self, seeds: int) -> Difference:
         """Draw seeds until their number is `seeds`, and return the difference of all seeds."""
         more = seeds - self.seeds
-        noise = np.sqrt(more * self.true_variance) * self.random.standard_normal(FUTURES)
+        noise = np.sqrt(more * self.true_variance) * self.random.standard_normal(N_FUTURES)
         self.total = self.total + more * self.true_mean + noise
         squares = self.own_variance * (self.seeds - 1) + self.true_variance * more
         self.own_variance = squares / (seeds - 1)

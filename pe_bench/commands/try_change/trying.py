@@ -32,29 +32,29 @@ from pe_bench.system.terminal import say
 from pe_bench.system.version import own_version
 from pe_bench.values import listed, parse_lengths
 
-TOKENS = 256_000  # the tokens that each run trains on
-LENGTHS = (128, 512, 2048)
-FOLDER = "tries"  # the folder of the runs, in the folder of results: they are no results to report
-FILE = "tries.json"
+TRAIN_TOKENS = 256_000  # the tokens that each run trains on
+DEFAULT_LENGTHS = (128, 512, 2048)
+RUNS_FOLDER = "tries"  # the folder of the runs, in the folder of results: they are no results to report
+TRIES_FILE = "tries.json"
 # Tries and what confirms them share no seed and no document.
 FIRST_SEED = {"try": 0, "confirm": 1_000}
-HALF = {"try": "first", "confirm": "second"}
+HALF_OF_DOCUMENTS = {"try": "first", "confirm": "second"}
 # What evaluation does besides, and how fast: no try is judged by it.
-NOT_JUDGED = ("controls", "per_position", "batch_tokens")
+UNJUDGED_KEYS = ("controls", "per_position", "batch_tokens")
 
-Kind = Literal["try", "confirm"]
+TryKind = Literal["try", "confirm"]
 
 
 # `no verdict`: a side has learned nothing. The last three are of tries without an answer.
-Answer = Literal[sequential.Answer, "no verdict"]
-Ending = Literal["not finished", "stopped", "failed"]
+TryAnswer = Literal[sequential.LookAnswer, "no verdict"]
+TryEnding = Literal["not finished", "stopped", "failed"]
 
 
 @dataclass(frozen=True)
 class Try:
     """A change that was tried against a baseline."""
 
-    kind: Kind
+    kind: TryKind
     number: int  # its place among the tries against this baseline, from 1
     change: str
     baseline: str
@@ -64,7 +64,7 @@ class Try:
     lengths: list[int]
     date: str
     seeds: int = 0
-    answer: Answer | Ending = "not finished"
+    answer: TryAnswer | TryEnding = "not finished"
     # The mean difference at the training length, in bits per byte, or in nats per token if the tokenizer
     # loses text; None before the first look.
     at_training: float | None = None
@@ -74,11 +74,11 @@ class Try:
 
     @property
     def question(self) -> tuple[str, str]:
-        """Return the key by which tries are counted."""
+        """Return the kind and the baseline's run: tries with the same two are counted together."""
         return self.kind, self.baseline_run
 
     def is_same(self, other: "Try") -> bool:
-        """Return whether another try has the same change and the same targets."""
+        """Return whether another try has the same change, baseline and targets."""
         is_same_change = (self.question, self.change_run) == (other.question, other.change_run)
         is_known = bool(self.evaluation and other.evaluation)
         is_same_evaluation = self.evaluation == other.evaluation or not is_known
@@ -100,7 +100,7 @@ class Outcome:
     unit: str = BITS.name  # the unit of the differences
 
     @property
-    def answer(self) -> Answer:
+    def answer(self) -> TryAnswer:
         """Return better, not better, mixed or unclear, or no verdict if a side has learned nothing."""
         return "no verdict" if self.unlearned else self.look.answer
 
@@ -163,7 +163,7 @@ class Outcome:
 
 def read_tries(results_dir: Path) -> list[Try]:
     """Return all tries of a results folder, in their order. Raise `UserError` for a damaged file."""
-    path = results_dir / FILE
+    path = results_dir / TRIES_FILE
     if not path.exists():
         return []
     try:
@@ -179,7 +179,7 @@ def _store_try(results_dir: Path, tried: Try) -> Try:
     A try counts from its first look, whatever its outcome.
     """
     results_dir.mkdir(parents=True, exist_ok=True)
-    with Lock(results_dir / f"{FILE}.lock"):  # else one of two commands loses what the other counted
+    with Lock(results_dir / f"{TRIES_FILE}.lock"):  # else one of two commands loses what the other counted
         tries = read_tries(results_dir)
         places = [place for place, entry in enumerate(tries) if entry.is_same(tried)]
         if not tried.number and places:
@@ -194,7 +194,7 @@ def _store_try(results_dir: Path, tried: Try) -> Try:
         else:
             tries.append(tried)
         entries = [asdict(entry) for entry in tries]
-        write_json(results_dir / FILE, entries)
+        write_json(results_dir / TRIES_FILE, entries)
     return tried
 
 
@@ -211,7 +211,7 @@ def _ending_kept(results_dir: Path, tried: Try) -> Iterator[None]:
         raise
 
 
-def _store_ending(results_dir: Path, tried: Try, ending: Ending) -> None:
+def _store_ending(results_dir: Path, tried: Try, ending: TryEnding) -> None:
     """In the file, replace an unsure answer of a try by how the try ended."""
     kept = next(entry for entry in read_tries(results_dir) if entry.is_same(tried))
     if kept.answer in ("unclear", "not finished", "stopped", "failed"):
@@ -236,13 +236,17 @@ def try_change(
     """
     end = time.monotonic() + 60 * minutes
     require(0 < minutes < math.inf, f"--minutes must be above 0, not {minutes:g}")
-    kind: Kind = "confirm" if confirm else "try"
+    kind: TryKind = "confirm" if confirm else "try"
     results = Path(results_dir)
     search = [] if config_dir is None else [Path(config_dir)]
-    words = map(str, listed(lengths) or LENGTHS)
+    words = map(str, listed(lengths) or DEFAULT_LENGTHS)
     numbers = parse_lengths(",".join(words))
-    chosen_values: dict[str, Any] = {"train.tokens": TOKENS, "eval.controls": "none", "eval.half": HALF[kind]}
-    chosen_values |= {"eval.lengths": numbers, "results_dir": str(results / FOLDER)}
+    chosen_values: dict[str, Any] = {
+        "train.tokens": TRAIN_TOKENS,
+        "eval.controls": "none",
+        "eval.half": HALF_OF_DOCUMENTS[kind],
+    }
+    chosen_values |= {"eval.lengths": numbers, "results_dir": str(results / RUNS_FOLDER)}
     _refuse_chosen(overrides)
     changed = planned_job(overrides, search, choice=overrides_in(change), values=chosen_values)
     baseline = planned_job(overrides, search, choice=overrides_in(against), values=chosen_values)
@@ -290,8 +294,8 @@ def _train_until_sure(
         seen = _look_at_pairs(tried, judged)
         is_over = not _has_time(seeds, max(seconds_of_seeds[-2:]), end)
         has_all = seeds >= earlier
-        change_line = _line_of([run for run, _ in judged], results / FOLDER)
-        baseline_line = _line_of([run for _, run in judged], results / FOLDER)
+        change_line = _line_of([run for run, _ in judged], results / RUNS_FOLDER)
+        baseline_line = _line_of([run for _, run in judged], results / RUNS_FOLDER)
         lines = [change_line, baseline_line]
         unlearned = tuple(line.label for line in lines if line.unlearned == "frequencies")
         is_sure = bool(seen.is_sure or (unlearned and seen.is_scheduled))
@@ -329,9 +333,10 @@ def _outcome_of_try(
     seconds: float,
     results: Path,
 ) -> Outcome:
-    """Return the outcome of a try.
+    """Return the outcome of a try after a look.
 
-    pairs: for each seed, the run of the change and the run of the baseline. lines: the line of each.
+    pairs: for each seed, the run of the change and the run of the baseline. lines: the lines of both in a
+    table. unlearned: labels. seconds: the time of a seed.
     """
     works_to = lines[0].break_point, lines[1].break_point
     ratios = []
@@ -365,7 +370,7 @@ def _refuse_chosen(overrides: Sequence[str]) -> None:
     require("results_dir" not in typed, message)
 
 
-def _prepare_try(kind: Kind, change_config: Config, baseline_config: Config) -> Try:
+def _prepare_try(kind: TryKind, change_config: Config, baseline_config: Config) -> Try:
     """Return the try of a change, before any look. Raise `UserError` for configurations that cannot work."""
     configs = [replace(config, seed=FIRST_SEED[kind]) for config in (change_config, baseline_config)]
     _refuse_task(configs)
@@ -399,7 +404,7 @@ def _evaluation_hash(config: Config) -> str:
     evaluation = config.eval
     train_length = config.train.length
     judged = asdict(evaluation)
-    for key in NOT_JUDGED:
+    for key in UNJUDGED_KEYS:
         del judged[key]
     judged["lengths"] = evaluation.resolved_lengths(train_length)
     judged["max_length"] = evaluation.resolved_max_length(train_length)

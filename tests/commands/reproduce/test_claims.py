@@ -11,18 +11,18 @@ import pytest
 from support.results import ROW, add_run, add_task_run
 
 from pe_bench.commands.reproduce import claims
-from pe_bench.commands.reproduce.claims import UNLEARNED, Judged, Measurements, Outcome, judge_claim
+from pe_bench.commands.reproduce.claims import UNLEARNED_REASONS, Judged, Measurements, Outcome, judge_claim
 from pe_bench.commands.reproduce.outcomes import (
-    Level,
-    Outcomes,
+    LevelRow,
+    StudyOutcomes,
     compare,
     levels_of,
     read_table,
     render,
     write_levels,
 )
-from pe_bench.commands.reproduce.papers import KINDS, Claim
-from pe_bench.commands.reproduce.study import Step, Study, Sweep
+from pe_bench.commands.reproduce.papers import CLAIM_KINDS, Claim
+from pe_bench.commands.reproduce.study import Study, StudyStep, Sweep
 from pe_bench.report.lines import make_record
 from pe_bench.report.records import Number, Record
 from pe_bench.report.statistics import Interval
@@ -56,7 +56,7 @@ def measurements(results: Path, runs: list[Path], **sweeps: list[Path]) -> Measu
     keys = {run: [row.key for row in read_rows(run / "eval.csv")] for run in chain(runs, *sweeps.values())}
     parts = ({"": runs} | sweeps).items()
     steps = [
-        Step(sweep, tuple(run.name for run in of_sweep), {key for run in of_sweep for key in keys[run]})
+        StudyStep(sweep, tuple(run.name for run in of_sweep), {key for run in of_sweep for key in keys[run]})
         for sweep, of_sweep in parts
     ]
     return Measurements(results, steps)
@@ -163,7 +163,7 @@ def test_scores_that_the_study_did_not_ask_for_have_no_part(tmp_path: Path) -> N
     for change in ({"target_hash": "0ther"}, {"score_dtype": "bfloat16"}, {"control": "swap"}):
         add_run(tmp_path, "rope", {128: 2.0, 256: 9.0}, spread=0.001, **change)
     rows = [row for row in read_rows(run / "eval.csv") if row.bits_per_byte != 9.0][:2]
-    scores = Measurements(tmp_path, [Step("", (run.name,), {row.key for row in rows})])
+    scores = Measurements(tmp_path, [StudyStep("", (run.name,), {row.key for row in rows})])
     assert judged(scores, "holds", "rope").outcome == "holds" and len(scores.rows[""]) == 2
 
 
@@ -171,7 +171,7 @@ def test_no_claim_is_judged_by_a_model_that_has_not_learned(
     scores: Measurements, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        scores, "unlearned", lambda series: UNLEARNED["trigram"] if series.label == "flat" else ""
+        scores, "unlearned", lambda series: UNLEARNED_REASONS["trigram"] if series.label == "flat" else ""
     )
     for kind, of, than in (("holds", "flat", ""), ("order", "flat", "late"), ("order", "failing", "flat")):
         claim = judged(scores, kind, of, than=than)
@@ -225,12 +225,12 @@ def claimed(outcome: Outcome, kind: str = "holds", of: str = "rope", **more: str
 
 
 def printed(*claims: Judged, study: Study = STUDY, compared: Any = ((), {})) -> list[str]:
-    lines = render(Outcomes(study, claims, [], *compared), 80).splitlines()
+    lines = render(StudyOutcomes(study, claims, [], *compared), 80).splitlines()
     assert max(map(len, lines)) <= 80
     return lines
 
 
-def made(*values: float, **changes: object) -> list[Level]:
+def made(*values: float, **changes: object) -> list[LevelRow]:
     """Return levels of rope at 128, 256, ...: a value for each."""
     rows = [
         replace(ROW, length=128 * number, bits_per_byte=value, **changes)  # type: ignore[arg-type]
@@ -255,7 +255,7 @@ def test_contradicted_claims_come_first_and_each_has_its_interval_and_source_bel
 
 
 def test_every_kind_of_claim_is_a_sentence_about_its_encoding() -> None:
-    for kind in KINDS:
+    for kind in CLAIM_KINDS:
         text = str(claimed("holds", kind, than="alibi"))
         assert text.startswith("rope ") and ("256" in text or "before alibi" in text)
     assert str(claimed("holds", "falls", "", sweep="yarn 128k")) == "yarn 128k is better at 256 than at 128"
@@ -273,7 +273,7 @@ def test_levels_may_differ_by_the_tolerance() -> None:
         (made(math.nan), made(2.0), 1),
     ):
         compared, incomparable = compare(ours, table)
-        assert len(Outcomes(STUDY, [], ours, compared).differing) == differing
+        assert len(StudyOutcomes(STUDY, [], ours, compared).differing) == differing
         assert len(compared) == 1 and not incomparable
         lines = printed(compared=(compared, {}))
         assert sum(line.startswith("  differs: rope at 128") for line in lines) == differing

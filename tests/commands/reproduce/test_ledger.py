@@ -11,8 +11,8 @@ from pe_bench.commands.explain.explanation import Explanation
 from pe_bench.commands.reproduce import papers
 from pe_bench.commands.reproduce.claims import NOT_SCORED, OPPOSITE, Judged, Series, judge_claim
 from pe_bench.commands.reproduce.explained import shares_of
-from pe_bench.commands.reproduce.ledger import Answer, Entry, is_tested_by, render_ledger
-from pe_bench.commands.reproduce.outcomes import Level
+from pe_bench.commands.reproduce.ledger import ClaimAnswer, LedgerEntry, is_tested_by, render_ledger
+from pe_bench.commands.reproduce.outcomes import LevelRow
 from pe_bench.commands.reproduce.papers import (
     Claim,
     LedgerClaim,
@@ -30,7 +30,7 @@ from pe_bench.report.statistics import Interval
 CLAIM = LedgerClaim("falls", of="alibi", at=2, source="table 1")
 
 
-def level(encoding: str, length: int, mean: float, seed_sd: float = 0.001, **more: str) -> Level:
+def level(encoding: str, length: int, mean: float, seed_sd: float = 0.001, **more: str) -> LevelRow:
     facts = {"sweep": "", "protocol": "paired", "control": "none", "seeds": "3"}
     return {
         **facts,
@@ -41,11 +41,11 @@ def level(encoding: str, length: int, mean: float, seed_sd: float = 0.001, **mor
     } | more
 
 
-def answer(outcome: str, tokens: int, study: str = "one") -> Answer:
+def answer(outcome: str, tokens: int, study: str = "one") -> ClaimAnswer:
     judged = None
     if outcome != "not run":
         judged = Judged(CLAIM, 256, outcome, Number(), 256)  # type: ignore[arg-type]
-    return Answer(study, "", "tiny", tokens, 128, judged)
+    return ClaimAnswer(study, "", "tiny", tokens, 128, judged)
 
 
 def test_a_claim_that_holds_after_one_budget_and_not_after_another_changes_with_it() -> None:
@@ -58,30 +58,30 @@ def test_a_claim_that_holds_after_one_budget_and_not_after_another_changes_with_
         ((), "not run"),
     ):
         answers = [answer(outcome, number) for number, outcome in enumerate(outcomes)]
-        assert Entry(CLAIM, answers).outcome == said
+        assert LedgerEntry(CLAIM, answers).outcome == said
 
 
 def test_of_studies_of_one_setting_the_one_with_most_seeds_counts_even_if_it_does_not_decide() -> None:
-    def seen_by(outcome: str, seeds: int) -> Answer:
+    def seen_by(outcome: str, seeds: int) -> ClaimAnswer:
         measured = Number(0.0, Interval(0.0, -1.0, 1.0, seeds, 10))
-        return Answer("one", "", "tiny", 1, 128, Judged(CLAIM, 256, outcome, measured, 256))  # type: ignore[arg-type]
+        return ClaimAnswer("one", "", "tiny", 1, 128, Judged(CLAIM, 256, outcome, measured, 256))  # type: ignore[arg-type]
 
-    best = max([seen_by("contradicted", 1), seen_by("unclear", 5)], key=lambda answer: answer.rank)
+    best = max([seen_by("contradicted", 1), seen_by("unclear", 5)], key=lambda answer: answer.preference)
     assert (best.outcome, best.seeds) == ("unclear", 5)
-    best = max([seen_by("unclear", 3), seen_by("holds", 3)], key=lambda answer: answer.rank)
+    best = max([seen_by("unclear", 3), seen_by("holds", 3)], key=lambda answer: answer.preference)
     assert best.outcome == "holds"
 
 
 def test_what_a_stored_sweep_did_not_score_was_not_run() -> None:
     unscored = Judged(CLAIM, 256, "unclear", Number(missing=NOT_SCORED), 256)
     for judged, said in ((unscored, "not run"), (replace(unscored, measured=Number()), "unclear")):
-        assert Answer("one", "", "tiny", 1, 128, judged).outcome == said
+        assert ClaimAnswer("one", "", "tiny", 1, 128, judged).outcome == said
 
 
 def test_a_prediction_that_no_study_tests_counts_with_the_outcome_in_its_file() -> None:
     text, evidence = "far text is read twice", "once"
     claim = LedgerClaim("measured", text=text, outcome="contradicted", evidence=evidence, rule="judgement")
-    entry = Entry(claim, [])
+    entry = LedgerEntry(claim, [])
     assert (entry.sentence, entry.outcome) == (text, "contradicted")
     paper = Paper("A 2026", "A", "x", (claim,), {"judgement": "ours"})
     printed = render_ledger({paper: [entry]}, 80)
@@ -147,7 +147,7 @@ def test_a_claim_about_a_change_is_judged_by_the_share_of_the_loss_that_it_resto
     assert explained.series == Series("rope", "long")
 
     class Scores(TableScores):
-        def restored(self, series: Series, change: str, length: int) -> Number:
+        def restored_share(self, series: Series, change: str, length: int) -> Number:
             return explained.share(change, length)
 
     for change, at, outcome, evidence in (
@@ -196,7 +196,7 @@ def test_each_claim_of_the_ledger_names_a_study_that_has_its_sweep() -> None:
 
 def test_a_paper_has_each_claim_once_and_every_study_that_it_names_reports_on_it() -> None:
     for paper in read_papers():
-        said = [(Entry(claim, []).sentence, claim.rule) for claim in paper.claims]
+        said = [(LedgerEntry(claim, []).sentence, claim.rule) for claim in paper.claims]
         assert len(said) == len({*said}), paper.name
     of_budget = {(claim.kind, claim.of, claim.at): claim for claim in ledger_claims("budget")}
     claim = of_budget["holds", "alibi", 16]

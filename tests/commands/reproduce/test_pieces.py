@@ -11,15 +11,15 @@ from support.checkpoints import write_checkpoint
 from support.commands import Command
 
 from pe_bench.commands.reproduce.budgets import (
-    Budget,
-    agreements,
-    first_that_reads,
-    table_of,
+    BudgetResult,
+    budget_agreements,
+    budget_table_lines,
+    first_budget_that_reads_far,
 )
 from pe_bench.commands.reproduce.lines import table_lines
 from pe_bench.commands.reproduce.outcomes import read_table
 from pe_bench.commands.reproduce.pieces import Piece, StoredPieces, _runs_of_fewer_seeds, pieces_of
-from pe_bench.commands.reproduce.study import Step, Study, read_study
+from pe_bench.commands.reproduce.study import Study, StudyStep, read_study
 from pe_bench.errors import UserError
 from pe_bench.runs.folder import RunFolder
 from pe_bench.runs.kept import keep_run
@@ -84,7 +84,7 @@ def test_stored_pieces_say_what_their_runs_said_and_are_not_made_again(
         "rope (long), seeds: 1",
     ]
     assert not stored.missing()
-    table = read_table(study.table)
+    table = read_table(study.table_path)
     assert {level["sweep"] for level in table} == {"short", "long"} and all(
         level["machine"] for level in table
     )
@@ -151,7 +151,7 @@ def test_more_seeds_of_a_stored_piece_train_only_the_seeds_that_are_not_stored(
             first, *others = piece.runs
             assert (first,) == of_one_seed[piece.encoding] and len(others) == 2
             assert trained >= {*others}
-    seeds = {level["seeds"] for level in read_table(study.table) if level["sweep"] == "short"}
+    seeds = {level["seeds"] for level in read_table(study.table_path) if level["sweep"] == "short"}
     assert seeds == {"3"}
 
 
@@ -216,7 +216,7 @@ def test_a_piece_of_other_text_targets_or_torch_is_refused_before_anything_is_st
         write_rows(path, [replace(row, **changes) for row in rows])
         keys = {row.key for row in read_rows(path)}
         with pytest.raises(UserError) as error:
-            stored.add(long_rope(study), [Step("long", (last["runs"][0],), keys)], Path("results"))
+            stored.add(long_rope(study), [StudyStep("long", (last["runs"][0],), keys)], Path("results"))
         assert said in str(error.value)
         assert json.loads(index.read_text()) == pieces
     # Targets of another tokenizer are others.
@@ -225,7 +225,7 @@ def test_a_piece_of_other_text_targets_or_torch_is_refused_before_anything_is_st
     write_rows(path, [replace(row, torch=f"{row.torch.partition('+')[0]}+cu126") for row in rows])
     stored.add(
         long_rope(study),
-        [Step("long", (last["runs"][0],), {row.key for row in rows})],
+        [StudyStep("long", (last["runs"][0],), {row.key for row in rows})],
         Path("results"),
     )
     assert len(json.loads(index.read_text())["pieces"]) == 3
@@ -250,11 +250,11 @@ def test_a_changed_study_has_other_pieces_and_a_damaged_piece_or_table_is_named(
     command: Command, study: Study
 ) -> None:
     assert command(*arguments(study), "threads=1", "--write-table").code == 0
-    table = study.table.read_text()
-    study.table.write_text(re.sub(r"(rope,paired,none,16),\d", r"\1,9", table))
+    table = study.table_path.read_text()
+    study.table_path.write_text(re.sub(r"(rope,paired,none,16),\d", r"\1,9", table))
     differing = command(*arguments(study), "--stored")
     assert differing.code == 1 and "levels that differ from" in differing.line
-    study.table.write_text(table)
+    study.table_path.write_text(table)
     study.path.write_text(TOY.replace("tokens: 512,", "tokens: 320,"))
     changed = command(*arguments(study), "--stored")
     assert changed.code == 1 or "pieces that are not stored: 1, first rope (long)" in changed.err
@@ -318,7 +318,7 @@ def test_a_checkpoint_under_one_encoding_is_a_piece_that_is_judged_without_the_c
     stored = StoredPieces(real)
     assert [piece.encoding for piece in stored.read()] == ["rope", "yarn factor=2"]
     assert "pieces that are not stored" not in made.err and not stored.missing()
-    table = {(level["encoding"], level["length"]) for level in read_table(real.table)}
+    table = {(level["encoding"], level["length"]) for level in read_table(real.table_path)}
     labels = ("rope", "rope -> yarn factor=2.0")
     assert {(label, length) for label in labels for length in ("8", "32", "64")} <= table
     for file in stored.folder.rglob("*"):
@@ -365,8 +365,8 @@ def study_without_checkpoints(real: Study) -> list[str]:
     return ["reproduce", "plain", *arguments(real)[2:]]
 
 
-def budget(encoding: str, tokens: int, reads_far: str) -> Budget:
-    return Budget(encoding, tokens, 1, 1.5, None, None, None, None, reads_far, None)
+def budget(encoding: str, tokens: int, reads_far: str) -> BudgetResult:
+    return BudgetResult(encoding, tokens, 1, 1.5, None, None, None, None, reads_far, None)
 
 
 def test_an_encoding_reads_far_from_the_budget_after_which_none_fails_to() -> None:
@@ -378,8 +378,8 @@ def test_an_encoding_reads_far_from_the_budget_after_which_none_fails_to() -> No
         budget("rope", 2_048_000, "unclear"),
         replace(budget("nope", 500_000, ""), has_learned=False, level=2.5),
     ]
-    assert first_that_reads(budgets) == {"alibi": 2_048_000, "rope": None, "nope": None}
-    lines = list(table_of(budgets, 128, 100))
+    assert first_budget_that_reads_far(budgets) == {"alibi": 2_048_000, "rope": None, "nope": None}
+    lines = list(budget_table_lines(budgets, 128, 100))
     assert "alibi: surely reads far from 2M on (trained on up to 4M tokens)" in lines
     assert "nope: does not surely read far (trained on up to 500k tokens)" in lines
     assert lines[len(budgets)].split()[3] == "2.500*" and lines[4].split()[3] == "1.500"
@@ -396,15 +396,15 @@ def test_the_orders_after_two_budgets_are_compared_by_kendalls_tau() -> None:
     ]
     budgets.append(replace(budget("fox", 1_024_000, ""), level=1.9))
     budgets.append(replace(budget("fox", 2_048_000, ""), level=1.0, has_learned=False))
-    (found,) = agreements(budgets)
+    (found,) = budget_agreements(budgets)
     assert (found.smaller, found.tokens, found.encodings) == (1_024_000, 2_048_000, 4)
     assert found.tau == pytest.approx((4 - 2) / 6)
-    assert "after 2M +0.33 (4 encodings)" in list(table_of(budgets, 128, 100))
-    assert agreements(budgets[:4]) == [], "of two encodings"
-    assert agreements([replace(each, has_learned=False) for each in budgets]) == []
+    assert "after 2M +0.33 (4 encodings)" in list(budget_table_lines(budgets, 128, 100))
+    assert budget_agreements(budgets[:4]) == [], "of two encodings"
+    assert budget_agreements([replace(each, has_learned=False) for each in budgets]) == []
     late = [replace(each, tokens=2 * each.tokens) for each in budgets]
     late.append(replace(budget("alibi", 512_000, ""), level=2.1))
-    assert agreements(late)[0].smaller == 2_048_000, "at 512,000 tokens only one has learned"
+    assert budget_agreements(late)[0].smaller == 2_048_000, "at 512,000 tokens only one has learned"
 
 
 def test_changes_of_a_checkpoint_are_from_the_length_of_the_study_below_its_training_length(

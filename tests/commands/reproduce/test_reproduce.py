@@ -11,7 +11,7 @@ from support.commands import Command
 
 from pe_bench.commands.reproduce.claims import series_of
 from pe_bench.commands.reproduce.outcomes import read_table
-from pe_bench.commands.reproduce.papers import WINDOWS, LedgerClaim
+from pe_bench.commands.reproduce.papers import WINDOW_PROTOCOLS, LedgerClaim
 from pe_bench.commands.reproduce.pieces import StoredPieces
 from pe_bench.commands.reproduce.study import read_study, study_names
 from pe_bench.config.compose import compose_config
@@ -158,7 +158,7 @@ def test_an_unknown_encoding_is_refused_before_anything_is_trained(command: Comm
 def test_reproduce_alone_lists_all_studies_and_how_many_runs_of_each_are_stored(
     command: Command, folder: Path
 ) -> None:
-    picture = read_study("sizes").picture(Path("results"))
+    picture = read_study("sizes").picture_path(Path("results"))
     picture.parent.mkdir(parents=True)
     picture.touch()
     listed = command("reproduce").out
@@ -191,7 +191,7 @@ def test_the_claims_of_a_shipped_study_are_of_what_its_runs_score() -> None:
             if isinstance(claim, LedgerClaim) and claim.rule:  # what is predicted need not be scored yet
                 continue
             assert claim.source and (claim.than or claim.than_sweep or claim.kind not in COMPARING)
-            for protocol in WINDOWS if claim.kind == "early_tokens" else [claim.protocol]:
+            for protocol in WINDOW_PROTOCOLS if claim.kind == "early_tokens" else [claim.protocol]:
                 assert (protocol, claim.at) in scored, (name, claim)
             for label, sweep in series_of(claim):
                 assert re.split("[ +]", label)[0] in trained[sweep] if label else len(trained[sweep]) == 1

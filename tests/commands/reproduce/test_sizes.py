@@ -8,8 +8,8 @@ from support.commands import Command
 from support.results import add_run
 
 from pe_bench.commands.reproduce.claims import Measurements
-from pe_bench.commands.reproduce.sizes import agreements, draw_sizes, sizes_of, table_of_sizes
-from pe_bench.commands.reproduce.study import ScoringStep, Step, Study, Sweep, read_study
+from pe_bench.commands.reproduce.sizes import draw_sizes, size_agreements, size_results, size_table_lines
+from pe_bench.commands.reproduce.study import ScoringStep, Study, StudyStep, Sweep, read_study
 from pe_bench.runs.rows import read_rows
 
 # Levels at 128, 512 and 2,048 tokens: small turns the order of rope and alibi round at 128.
@@ -42,16 +42,16 @@ def scores(tmp_path: Path) -> Measurements:
             level_at = dict(zip((128, 512, 2048), levels, strict=True))
             more = {"setting": sweep, "parameters": MODELS[sweep], "model": sweep}
             run = add_run(tmp_path, name, level_at, spread=0.01, **more)
-            steps.append(Step(sweep, (run.name,), {row.key for row in read_rows(run / "eval.csv")}))
+            steps.append(StudyStep(sweep, (run.name,), {row.key for row in read_rows(run / "eval.csv")}))
     return Measurements(tmp_path, steps)
 
 
 def test_the_order_of_two_sizes_is_compared_with_what_is_not_sure_of_it(
     study: Study, scores: Measurements
 ) -> None:
-    sizes = sizes_of(study, scores)
+    sizes = size_results(study, scores)
     assert [size.is_own for size in sizes] == [True] * 9
-    tau = {(each.first_sweep, each.second_sweep, each.times): each for each in agreements(sizes, scores)}
+    tau = {(each.first_sweep, each.second_sweep, each.times): each for each in size_agreements(sizes, scores)}
     assert len(tau) == 9
     turned = tau["probe", "tiny", 1]
     assert (turned.tau, turned.low, turned.high) == pytest.approx((1 / 3, 1 / 3, 1 / 3))
@@ -64,8 +64,8 @@ def test_the_order_of_two_sizes_is_compared_with_what_is_not_sure_of_it(
 def test_a_table_and_a_picture_show_each_size_and_what_was_not_run(
     study: Study, scores: Measurements, tmp_path: Path
 ) -> None:
-    sizes = sizes_of(study, scores)
-    lines = list(table_of_sizes(sizes, study, scores, 100))
+    sizes = size_results(study, scores)
+    lines = list(size_table_lines(sizes, study, scores, 100))
     assert len([line for line in lines if line.startswith(NAMES)]) == 9 and max(map(len, lines)) <= 100
     assert any(line.split()[:3] == ["alibi", "small", "4,800,000"] and "-0.050" in line for line in lines)
     assert "not run: small, tiny's tokens" in lines
@@ -80,13 +80,13 @@ def test_what_a_scaling_repairs_is_a_line_of_its_own_and_has_no_part_in_the_orde
     scoring = ScoringStep([1, 4], scored_with=["yarn factor=auto"], encodings=["rope"])
     scaled = replace(study, scorings=(scoring,))
     run = add_run(tmp_path, "rope", {128: 1.8, 512: 1.9}, scored_with="yarn factor=auto", setting="tiny")
-    step = Step("tiny", (run.name,), {row.key for row in read_rows(run / "eval.csv")})
+    step = StudyStep("tiny", (run.name,), {row.key for row in read_rows(run / "eval.csv")})
     scores.rows["tiny"] += [row for row in read_rows(run / "eval.csv") if row.key in step.keys]
-    sizes = sizes_of(scaled, scores)
+    sizes = size_results(scaled, scores)
     assert [size.sweep for size in sizes if size.encoding == "rope -> yarn factor=auto"] == ["tiny"]
-    lines = list(table_of_sizes(sizes, scaled, scores, 100))
+    lines = list(size_table_lines(sizes, scaled, scores, 100))
     assert any(line.startswith("rope -> yarn factor=auto") and "+0.100" in line for line in lines)
-    assert agreements(sizes, scores) == agreements(sizes_of(study, scores), scores)
+    assert size_agreements(sizes, scores) == size_agreements(size_results(study, scores), scores)
 
 
 def test_a_scoring_is_of_the_encodings_that_it_names() -> None:

@@ -10,8 +10,17 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from pe_bench.commands.sweep.jobs import DONE, FAILED, RUNNING, SKIPPED, STOPPED, JobProgress, JobState, Sweep
-from pe_bench.commands.sweep.show import Summary, View
+from pe_bench.commands.sweep.jobs import (
+    DONE,
+    FAILED,
+    RUNNING,
+    SKIPPED,
+    STOPPED,
+    JobProgress,
+    JobState,
+    LaunchedSweep,
+)
+from pe_bench.commands.sweep.show import SweepSummary, SweepView
 from pe_bench.errors import RunError
 from pe_bench.system.signals import Stopped
 
@@ -28,10 +37,10 @@ def shown(folder: Path, jobs: int, *written: list[JobState], is_terminal: bool =
     """Return what a view of so many jobs shows, whose states are written one list after another."""
     text = io.StringIO()
     console = Console(file=text, force_terminal=is_terminal, width=100, highlight=False)
-    with View(Sweep(folder, jobs=jobs), console):
+    with SweepView(LaunchedSweep(folder, jobs=jobs), console):
         for jobs_at_once in written:
             for state in jobs_at_once:
-                Sweep(folder).write(state)
+                LaunchedSweep(folder).write(state)
             time.sleep(0.4)
     return text.getvalue()
 
@@ -66,7 +75,9 @@ def test_without_a_terminal_a_job_that_works_or_ends_has_a_line_and_one_that_che
 def test_a_sweep_counts_its_jobs_and_blames_lost_ones(
     tmp_path, capsys, kinds, jobs, is_stopped, line, raised
 ):
-    summary = Summary(Sweep(tmp_path, jobs=jobs), states(*kinds), "" if is_stopped else "WorkerError: gone")
+    summary = SweepSummary(
+        LaunchedSweep(tmp_path, jobs=jobs), states(*kinds), "" if is_stopped else "WorkerError: gone"
+    )
     if is_stopped:
         summary.sweep.ask_to_stop()
     with nullcontext() if raised is None else pytest.raises(raised):
@@ -95,7 +106,7 @@ def test_jobs_that_score_on_other_targets_or_with_another_margin_have_separate_t
         scored = JobState(number, label, DONE, run, target_hashes=[target_hash], keys=[["a row"]])
         states.append(replace(scored, margin=margin))
     texts = []
-    for table in Summary(Sweep(Path()), states).tables:
+    for table in SweepSummary(LaunchedSweep(Path()), states).tables:
         texts.append(f"{' '.join(run.name for run in table.runs)}: {''.join(table.target_hashes)}")
     assert texts == tables.split(", ")
 
@@ -114,7 +125,7 @@ def test_jobs_side_by_side_take_less_time_and_the_line_says_how_many_they_are(tm
 
 
 def test_the_time_that_a_job_expects_is_in_its_state(tmp_path: Path) -> None:
-    sweep = Sweep(tmp_path, jobs=1)
+    sweep = LaunchedSweep(tmp_path, jobs=1)
     progress = JobProgress(sweep, JobState(0, "seed=0"))
     progress.expect(77.0, 2)
     progress.expect(99.0, 2)

@@ -13,7 +13,7 @@ import pytest
 from filelock import FileLock
 from support.commands import at_work, living, start, write_corpus
 
-from pe_bench.commands.sweep.jobs import DONE, FAILED, Sweep, run_job
+from pe_bench.commands.sweep.jobs import DONE, FAILED, LaunchedSweep, run_job
 from pe_bench.commands.sweep.run import launch
 from pe_bench.config.sweeps import Planned, planned
 from pe_bench.runs.rows import read_rows
@@ -84,7 +84,7 @@ def test_jobs_end_independently_and_the_same_command_does_only_what_is_missing(t
     assert "  failed: encoding.end=raise: " in err and "it ended badly" in err
     assert "  failed: encoding.end=kill: killed by SIGKILL, by someone or for lack of memory" in err
     (folder,) = (tmp_path / "results" / "sweeps").iterdir()
-    assert [job.state for job in Sweep(folder).states()] == [FAILED, DONE, FAILED]
+    assert [job.state for job in LaunchedSweep(folder).states()] == [FAILED, DONE, FAILED]
     files = list((tmp_path / "results").glob("runs/*/checkpoints/*/*.safetensors"))
     before = {path: path.stat().st_mtime_ns for path in files}
     code, _, err = pe_bench(tmp_path, *ending(tmp_path, launcher, "well"))
@@ -99,7 +99,7 @@ def test_a_job_that_fails_at_some_lengths_has_failed_and_the_others_are_shown(tr
 
 
 def test_a_job_s_file_is_its_configuration_and_one_that_cannot_be_read_fails_alone(tmp_path):
-    sweep = Sweep(tmp_path)
+    sweep = LaunchedSweep(tmp_path)
     path = "a: #b${seed}, 'c'\\"
     encoding = ["encoding=local_global", "modifier=[logn]", "encoding.global={name: yarn, factor: 2}"]
     values = {"data.path": path, "train.lr": 1e-05, "train.betas": [0, 0.5], "model.name": "null"}
@@ -115,7 +115,7 @@ def test_a_job_s_file_is_its_configuration_and_one_that_cannot_be_read_fails_alo
 def test_a_job_that_cannot_start_keeps_no_other_job_from_running(tmp_path, monkeypatch):
     started: list[int] = []
 
-    def run(sweep: Sweep, number: int) -> None:
+    def run(sweep: LaunchedSweep, number: int) -> None:
         started.append(number)
         if number == 1:
             raise OSError("cannot allocate memory")
