@@ -18,7 +18,7 @@ from pe_bench.errors import RunError, UserError, require
 from pe_bench.hf.load import load_checkpoint
 from pe_bench.model.attention.native import training_kernel, usable_kernel
 from pe_bench.model.checks import (
-    TEXTS,
+    WINDOWS_TO_CHECK,
     dry_run_training,
     refuse_lookahead,
     refuse_lookahead_in_text,
@@ -92,7 +92,7 @@ def load(config: Config, planner: Planner = make_plans, run: Path | None = None)
 def _windows_of_text(data: Data, length: int) -> Tensor:
     """Return windows of the training text, int64 [n, length]. Raise `UserError` for data without windows."""
     sides = {side: windows_of(data, length, side=side) for side in ("training", "validation")}
-    batch = sides["training"].batch(TEXTS, seed=0, step=0)
+    batch = sides["training"].batch(WINDOWS_TO_CHECK, seed=0, step=0)
     return batch.tokens[:, :length]
 
 

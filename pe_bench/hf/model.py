@@ -18,7 +18,7 @@ from pe_bench.encodings.compose import Composition, stack
 from pe_bench.errors import RunError, first_line, require
 from pe_bench.hf.attention import FIRST_TOKENS, FirstAndLatest, KeysValues, PassMask, PassState
 from pe_bench.model.decoder import LanguageModel
-from pe_bench.model.layers import LOGIT_ELEMENTS
+from pe_bench.model.layers import MAX_LOGIT_ELEMENTS
 from pe_bench.system.machine import is_out_of_memory
 
 FEEDFORWARD_TOKENS = 4_096
@@ -342,7 +342,7 @@ class CheckpointModel(LanguageModel):
         return any(table.num_embeddings in sizes for table in tables if table is not tokens)
 
     def nll(self, hidden_ND: Tensor, targets_N: Tensor) -> Tensor:
-        rows = max(1, LOGIT_ELEMENTS // self.vocab_size)
+        rows = max(1, MAX_LOGIT_ELEMENTS // self.vocab_size)
         parts = []
         for hidden, targets in zip(hidden_ND.split(rows), targets_N.split(rows), strict=True):
             logits = self.logits(hidden[None])[0].float()

@@ -25,7 +25,7 @@ from pe_bench.data.batches import TrainingWindows
 from pe_bench.errors import RunError, require
 from pe_bench.hf.model import CheckpointModel
 from pe_bench.model.decoder import derive_seed
-from pe_bench.model.layers import LOGIT_ELEMENTS
+from pe_bench.model.layers import MAX_LOGIT_ELEMENTS
 from pe_bench.system.machine import share_cores
 from pe_bench.system.signals import Stopped, finish_step_on_signal
 from pe_bench.training import checkpoint
@@ -163,7 +163,7 @@ def mean_loss(model: CheckpointModel, tokens_BT: Tensor) -> Tensor:
     first = max(0, len(model.begin) - 1)
     hidden_ND = hidden_BTD[:, first:].flatten(0, 1)
     targets_N = tokens_BT[:, 1 + first :].flatten()
-    rows = max(1, LOGIT_ELEMENTS // model.vocab_size)
+    rows = max(1, MAX_LOGIT_ELEMENTS // model.vocab_size)
     total = hidden_ND.new_zeros((), dtype=torch.float32)
     for hidden, targets in zip(hidden_ND.split(rows), targets_N.split(rows), strict=True):
         # The logits of a chunk are computed again for its gradients.

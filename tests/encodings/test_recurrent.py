@@ -26,7 +26,7 @@ from pe_bench.encodings.recurrent.recurrence import (
 from pe_bench.encodings.recurrent.retention import Retention
 from pe_bench.errors import UserError
 from pe_bench.inspection.check.case import TRAIN_LENGTH, Case, hidden, layer_inputs, tokens, worst
-from pe_bench.model.attention import RECURRENT, attention, choose, reference_attention
+from pe_bench.model.attention import RECURRENT, attention, choose_path, reference_attention
 
 B, H, T, K, V = 2, 3, 75, 8, 5
 D = 16
@@ -249,7 +249,7 @@ def test_a_layer_without_softmax_is_computed_in_chunks_and_refuses_the_window_co
     layer = case.layers[0]
     x, q, k, v = layer_inputs(TRAIN_LENGTH)
     position = torch.arange(TRAIN_LENGTH)
-    assert choose(layer, q, position) is RECURRENT
+    assert choose_path(layer, q, position) is RECURRENT
     assert (
         worst(attention(layer, x, q, k, v, position), reference_attention(layer, x, q, k, v, position))
         < 1e-12

@@ -391,7 +391,7 @@ def test_logits_and_feedforward_layers_are_computed_in_parts(
     tmp_path: Path, checkpoints: dict[str, Opened], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checkpoint, read = checkpoints["gemma2"], tokens()  # its head caps the logits
-    monkeypatch.setattr("pe_bench.hf.model.LOGIT_ELEMENTS", 257 * 7)
+    monkeypatch.setattr("pe_bench.hf.model.MAX_LOGIT_ELEMENTS", 257 * 7)
     with torch.no_grad():
         model = checkpoint.model
         nll = model.nll(model.hidden(read, torch.arange(LENGTH))[0, :-1], read[0, 1:])

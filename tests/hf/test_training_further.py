@@ -41,7 +41,7 @@ YARN = {
 def test_gradients_are_those_of_transformers_own_model_with_the_written_configuration(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, architecture: str
 ) -> None:
-    monkeypatch.setattr(training, "LOGIT_ELEMENTS", 7 * VOCABULARY)  # the loss is that of many chunks
+    monkeypatch.setattr(training, "MAX_LOGIT_ELEMENTS", 7 * VOCABULARY)  # the loss is that of many chunks
     folder = write_checkpoint(tmp_path / "base", architecture)
     ours = opened(folder, begin=(1, 2))
     spec = EncodingSpec({**ours.encoding, **YARN})

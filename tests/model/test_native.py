@@ -15,7 +15,7 @@ from torch import Tensor
 from pe_bench.encodings.base import LayerEncoding, Side
 from pe_bench.encodings.content.fox import FoX
 from pe_bench.inspection.check.case import layer_inputs, worst
-from pe_bench.model.attention import NATIVE, attention, choose, native, reference_attention
+from pe_bench.model.attention import NATIVE, attention, choose_path, native, reference_attention
 from pe_bench.model.attention.native import causal_attention, native_column_attention
 from pe_bench.native import build
 
@@ -102,7 +102,7 @@ class OneKeyForAllHeads(LayerEncoding):
 def test_what_heads_share_is_read_as_the_reference_reads_it() -> None:
     inputs, position = layer_inputs(50, torch.float32), torch.arange(50)
     for encoding in (OneSlopeForAllHeads(), OneKeyForAllHeads()):
-        assert choose(encoding, inputs[1].requires_grad_(), position) == NATIVE
+        assert choose_path(encoding, inputs[1].requires_grad_(), position) == NATIVE
         exact = output_and_gradients(reference_attention, encoding, inputs, position)
         assert largest_error(output_and_gradients(attention, encoding, inputs, position), exact) < 1e-4
         with torch.no_grad():

@@ -11,7 +11,7 @@ import torch
 from support.native import here
 
 from pe_bench.encodings.nope import NoPE
-from pe_bench.model.attention import choose, native
+from pe_bench.model.attention import choose_path, native
 from pe_bench.native import build
 from pe_bench.system import files
 
@@ -54,7 +54,10 @@ def test_without_a_compiler_there_is_a_reason(unbuilt: Path, monkeypatch: pytest
             patch.setenv(name, value)
             kernel = native.usable_kernel(torch.float32)
             assert kernel.library is None and told in kernel.description
-            assert choose(NoPE(), torch.zeros(1, 3, 5, 20).requires_grad_(), torch.arange(5)).name == "fused"
+            assert (
+                choose_path(NoPE(), torch.zeros(1, 3, 5, 20).requires_grad_(), torch.arange(5)).name
+                == "fused"
+            )
     assert not list(unbuilt.glob(f"kernel/*/{build.LIBRARY}"))
 
 
