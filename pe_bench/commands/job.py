@@ -63,7 +63,7 @@ def load(config: Config, planner: Planner = make_plans, run: Path | None = None)
     config = replace(config, encoding=encoding.values)
     with user_code_errors():
         model = build_decoder(config, data.vocabulary, encoding)
-    machine.share_cores()
+    machine.adapt_threads()
     dry_run_training(model, config.train.length, config.encoding["name"])
     if config.train.only:
         rates = model.encoding.lr_multiples(config.train.encoding_lr)
@@ -190,7 +190,7 @@ def write_result(job: Job, trained: checkpoint.Checkpoint | None) -> None:
     if trained is not None:
         result |= {"steps": trained.step, "loss": trained.loss, "train_seconds": trained.train_seconds}
         result["train_dtype"] = job.train_dtype
-    write_json(job.folder / "result.json", {**result, "finished": machine.today()})
+    write_json(job.folder / "result.json", {**result, "finished": machine.utc_now()})
 
 
 # With its trained weights

@@ -15,7 +15,7 @@ from pe_bench.data.sources import Document, read_files, read_stdlib, within_budg
 from pe_bench.data.split import describe_split, split_corpus
 from pe_bench.data.tasks import Task, build_task
 from pe_bench.data.tokenizer import Tokenizer
-from pe_bench.system.files import cache_root, cached_folder, key_of
+from pe_bench.system.files import cache_key, cache_root, cached_folder
 from pe_bench.system.terminal import say
 
 FORMAT = 1  # the version of the data's hash: raise it when the hash changes its meaning
@@ -138,7 +138,7 @@ def _packed_folder(config: Config) -> tuple[Path, dict[str, Any]]:
         path = tokenizers.tokenizer_file(tokenizer)
         tokenized_with["name"] = hashlib.sha256(path.read_bytes()).hexdigest()
         tokenized_with["label"] = path.resolve().parent.name
-    key = key_of((FORMAT, LAYOUT), hashed_values, tokenized_with)
+    key = cache_key((FORMAT, LAYOUT), hashed_values, tokenized_with)
     return cached_folder(cache_root(config.cache_dir), key, build_packed_text)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from pe_bench.errors import UserError, first_line, how_to_install, require
 from pe_bench.hf.library import SAFE, quiet
-from pe_bench.system.files import cache_root, cached_digest, cached_folder, key_of
+from pe_bench.system.files import cache_key, cache_root, cached_digest, cached_folder
 
 SUFFIX = ".gguf"
 LAYOUT = 1  # the version of the layout of the folder in the cache
@@ -54,7 +54,7 @@ def described(file: Path) -> tuple[Path, Weights]:
     """
     root = cache_root(None) / "gguf"
     with quiet() as transformers:
-        key = key_of("gguf", LAYOUT, transformers.__version__, cached_digest(file, cache_root(None)))
+        key = cache_key("gguf", LAYOUT, transformers.__version__, cached_digest(file, cache_root(None)))
         folder, meta = cached_folder(root, key, lambda folder: _write_description(file, folder, transformers))
     return folder, Weights(file, str(meta["rounding"]), int(meta["count"]))
 

@@ -26,7 +26,7 @@ from pe_bench.errors import RunError, require
 from pe_bench.hf.model import CheckpointModel
 from pe_bench.model.decoder import derive_seed
 from pe_bench.model.layers import MAX_LOGIT_ELEMENTS
-from pe_bench.system.machine import share_cores
+from pe_bench.system.machine import adapt_threads
 from pe_bench.system.signals import Stopped, finish_step_on_signal
 from pe_bench.training import checkpoint
 from pe_bench.training.checkpoint import Checkpoint, Step
@@ -190,7 +190,7 @@ def train_further(training: FurtherTraining, folder: Path, watch: Callable[[Step
     log = checkpoint.read_log(folder / "train.csv", first)
     with finish_step_on_signal() as is_asked:
         for number in range(first, train.total_steps):
-            share_cores()
+            adapt_threads()
             state = training.step(number, seconds)
             seconds = state.seconds
             watch(state)

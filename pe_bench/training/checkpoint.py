@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from pe_bench.errors import RunError, UserError, require
 from pe_bench.runs.untrusted import open_regular, read_json, read_regular
-from pe_bench.system.files import TEMPORARY, flush_to_disk, name_write_errors, write_json, write_text
+from pe_bench.system.files import TEMPORARY_PREFIX, flush_to_disk, name_write_errors, write_json, write_text
 from pe_bench.training.group import ALONE, Group
 from pe_bench.training.optimizer import Optimizer
 from pe_bench.training.sharding import distributed, gathered, is_sharded, own_part, own_rows
@@ -71,7 +71,7 @@ def save_checkpoint(
     With a sharded model, each process of the `group` calls this.
     """
     target = folder / _checkpoint_name(state.step)
-    temporary_name = f"{TEMPORARY}{secrets.token_hex(4)}"
+    temporary_name = f"{TEMPORARY_PREFIX}{secrets.token_hex(4)}"
     temporary = folder / group.broadcast(temporary_name)
     number = group.rank + 1
     part = f"-{number:05}-of-{group.count:05}" if group.count > 1 else ""

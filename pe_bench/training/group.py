@@ -185,15 +185,15 @@ def start_processes(count: int, work: Callable[..., object], *arguments: Any) ->
     method = signals.child_context().get_start_method()
     store = _store_on_loopback()
     heard = tuple(each for each in signals.STOP_SIGNALS if signal.getsignal(each) is not signal.SIG_IGN)
-    with signals.handled(heard, stop):
-        each = (count, store.port, signals.own_variables(), work, arguments)
+    with signals.handling_signals(heard, stop):
+        each = (count, store.port, signals.pe_bench_variables(), work, arguments)
         started_group: Any = start_with_torch(_work_as_process, each, count, join=False, start_method=method)
         processes += started_group.processes
         try:
             while not started_group.join(grace_period=END_SECONDS):
                 pass
         except (ProcessExitedException, ProcessRaisedException) as error:
-            if requests or getattr(error, "exit_code", None) == signals.EXIT_CODE:
+            if requests or getattr(error, "exit_code", None) == signals.INTERRUPTED_EXIT_CODE:
                 raise signals.Stopped from error
             raise _exception_of_failure(error, count) from error
 
@@ -228,7 +228,7 @@ def _work_as_process(
         # for Python's lock.
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(signals.EXIT_CODE)
+        os._exit(signals.INTERRUPTED_EXIT_CODE)
 
 
 def _end_with_starter() -> None:
@@ -239,7 +239,7 @@ def _end_with_starter() -> None:
     starter = multiprocessing.parent_process()
     assert starter is not None
     starter.join()
-    os._exit(signals.EXIT_CODE)
+    os._exit(signals.INTERRUPTED_EXIT_CODE)
 
 
 def _exception_of_failure(error: Any, count: int) -> RunError | UserError:

@@ -23,7 +23,7 @@ from torch.optim.adamw import adamw
 from pe_bench.config.schema import TrainConfig
 from pe_bench.model.accelerate import is_native
 from pe_bench.model.decoder import Decoder
-from pe_bench.native.layers import polynomials
+from pe_bench.native.layers import muon_polynomials
 from pe_bench.training.sharding import gathered, is_sharded, own_part, own_rows
 
 MOMENTUM = 0.95
@@ -148,7 +148,7 @@ def orthogonalise(matrices: Tensor) -> Tensor:
     scaled = matrices / norms
     square = scaled @ scaled.mT
     if is_native(square):
-        return polynomials(square, COEFFICIENTS, ITERATIONS) @ scaled
+        return muon_polynomials(square, COEFFICIENTS, ITERATIONS) @ scaled
     identity = torch.eye(square.size(-1), dtype=square.dtype, device=square.device)
     total = identity
     for iteration in range(ITERATIONS):

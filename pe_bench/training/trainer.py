@@ -20,9 +20,9 @@ from pe_bench.errors import RunError
 from pe_bench.model.checks import user_code_errors
 from pe_bench.model.decoder import Decoder, derive_seed
 from pe_bench.runs.job import Job
-from pe_bench.system.machine import keep_freed_memory, multiplies_bfloat16, set_threads, share_cores
+from pe_bench.system.machine import adapt_threads, keep_freed_memory, multiplies_bfloat16, set_threads
 from pe_bench.system.signals import Stopped, finish_step_on_signal, local_world_size
-from pe_bench.system.terminal import LINES_PER_RUN, Bar, duration
+from pe_bench.system.terminal import PROGRESS_LINES_PER_RUN, Bar, duration
 from pe_bench.training import checkpoint
 from pe_bench.training.checkpoint import Checkpoint, Step
 from pe_bench.training.group import ALONE, Group
@@ -82,7 +82,7 @@ def _take_steps(trainer: "Trainer", begun: Checkpoint | None, run: Path, watch: 
 
     with finish_step_on_signal() as is_asked:
         for number in range(first, train.total_steps):
-            share_cores()
+            adapt_threads()
             state = trainer.step(number, seconds)
             step, seconds = state.step, state.seconds
             if is_validated := is_due(step, train.validate_every):
@@ -260,5 +260,5 @@ def show_progress(bar: Bar, state: Step, total: int) -> None:
     left = state.seconds * (total - step) / step
     speed = f"{state.tokens / state.seconds:,.0f} tokens/s  {duration(left)} left"
     text = f"step {step} of {total}  loss {state.loss:.3f}  {speed}"
-    is_due = step * LINES_PER_RUN // total > (step - 1) * LINES_PER_RUN // total
+    is_due = step * PROGRESS_LINES_PER_RUN // total > (step - 1) * PROGRESS_LINES_PER_RUN // total
     bar.show(step, text, text if is_due else None)

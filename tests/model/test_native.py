@@ -124,9 +124,9 @@ def test_the_sums_of_fox_lose_no_digits_however_long_the_text() -> None:
 @pytest.fixture(params=["emulated", "of this processor"])
 def tiles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Half precision takes the kernel, with these tiles."""
-    compiler, target = build.find_compiler(), tmp_path / build.LIBRARY
+    compiler, target = build.find_compiler(), tmp_path / build.LIBRARY_FILE
     if request.param == "emulated" and compiler is not None:
-        build.compile_library(compiler, build.TILED_SOURCE, ["-march=native", "-DEMULATED_TILES"], target)
+        build.compile_library(compiler, build.AMX_SOURCE, ["-march=native", "-DEMULATED_TILES"], target)
         kernel = build.Kernel(ctypes.CDLL(str(target)), "emulated")
         monkeypatch.setattr(native, "usable_kernel", lambda *_: kernel)
     elif native.usable_kernel(torch.bfloat16).library is None:

@@ -26,7 +26,7 @@ from pe_bench.runs.rows import ALL, APART, Row, has_number, level_of
 from pe_bench.runs.typed import called_with
 from pe_bench.system.cost import Cost, count, print_cost_once
 from pe_bench.system.files import Lock, write_json
-from pe_bench.system.machine import today
+from pe_bench.system.machine import utc_now
 from pe_bench.system.signals import INTERRUPTIONS
 from pe_bench.system.terminal import say
 from pe_bench.system.version import own_version
@@ -379,7 +379,7 @@ def _prepare_try(kind: Kind, change_config: Config, baseline_config: Config) -> 
     message = f"{change.label} is compared with itself"
     require(run != baseline_run, f"{message}: give another run or encoding with --against")
     sides = (change.label, baseline.label, run, baseline_run)
-    tried = Try(kind, 0, *sides, train_length, lengths, today())
+    tried = Try(kind, 0, *sides, train_length, lengths, utc_now())
     return replace(tried, evaluation=_evaluation_hash(change.config))
 
 

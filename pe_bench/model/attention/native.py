@@ -99,7 +99,7 @@ def usable_kernel(dtype: torch.dtype) -> build.Kernel:
 
     The test, once in a process, compares a small case with float64.
     """
-    kernel = build.tiled_kernel() if dtype == torch.bfloat16 else build.kernel()
+    kernel = build.amx_kernel() if dtype == torch.bfloat16 else build.kernel()
     worst = 0.0 if kernel.library is None else _largest_error(kernel.library, dtype)
     if worst < MAX_KERNEL_ERROR[dtype]:  # false for a NaN
         return kernel
