@@ -237,7 +237,7 @@ class ReportConfig:
 # From 2 on, a text begins with all tokens of the tokenizer's template, a scaling grows from the length that
 # transformers reads, and the identity covers all files that are read. From 3 on, the control `window` leaves
 # the first tokens visible.
-CHECKPOINT_IDENTITY = 3
+HF_IDENTITY_VERSION = 3
 BY_COMMAND = "the command"  # `CheckpointConfig.train_length_from` for a length that the command gave
 
 
@@ -255,7 +255,7 @@ class CheckpointConfig:
     architecture: str = ""  # such as Llama
     without_attention: int = 0  # the number of layers without attention
     unused_scaling: str | None = None  # a scaling in the model's configuration that no layer uses
-    identity_version: int = 1  # CHECKPOINT_IDENTITY at the time of scoring; older scores may differ
+    identity_version: int = 1  # HF_IDENTITY_VERSION at the time of scoring; older scores may differ
     # The training length, if changes are measured from another `train.length`.
     train_length: int | None = None
     rounding: str | None = None  # the types to which the weights of a GGUF file were rounded

@@ -19,7 +19,7 @@ MAX_SHARE = 0.3  # the largest share of a validation document's windows that may
 # Above this many training windows only every 2nd, 4th, ... is kept, so that memory and time stay small.
 KEPT_WINDOWS = 2_000_000
 CHUNK_BYTES = 1 << 20  # a long text is hashed in parts, at 8 bytes for each byte of text
-MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
+HASH_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 
 
 def split_corpus(
@@ -141,10 +141,10 @@ def window_hashes(text: bytes) -> np.ndarray:
     pairs = values[:-2] << np.uint64(16) | values[1:-1] << np.uint64(8)
     hashes = pairs | values[2:]
     for width in (3, 6, 12, 24):
-        scaled = hashes[:-width] * MULTIPLIER
+        scaled = hashes[:-width] * HASH_MULTIPLIER
         hashes = scaled + hashes[width:]
         # The high bits of a product are spread over the low bits too.
-        hashes = (hashes ^ hashes >> np.uint64(32)) * MULTIPLIER
+        hashes = (hashes ^ hashes >> np.uint64(32)) * HASH_MULTIPLIER
         hashes ^= hashes >> np.uint64(29)
     return hashes
 

@@ -44,7 +44,7 @@ def digest(path: Path, opened: Iterable[Path] = ()) -> str:
 
 def covered_files(path: Path, opened: Iterable[Path] = ()) -> list[Path]:
     """Return the files that the identity of a custom encoding covers, its own first."""
-    first, *imported = sources(path)
+    first, *imported = own_and_imported_files(path)
     others = {*imported, *filter(Path.is_file, opened)}
     return [first, *sorted(others - {first})]
 
@@ -64,8 +64,8 @@ def named_files(path: Path, names: Any) -> list[Path]:
     return files
 
 
-def sources(path: Path) -> list[Path]:
-    """Return a file, and the files of its folder that it imports, directly or indirectly."""
+def own_and_imported_files(path: Path) -> list[Path]:
+    """Return the file of a custom encoding, and the files of its folder that it imports, also indirectly."""
     files = {path}
     todo = [path]
     while todo:

@@ -54,7 +54,7 @@ class PassMask:
         return seen.expand(len(query_Q), len(key_N))
 
     def first_key(self, start: int, stop: int) -> int:
-        """Return the first key that is visible to any of the queries `start` to `stop` - 1; it is kept."""
+        """Return the index of the first key that any of the queries `start` to `stop` - 1 sees."""
         if (start, stop) not in self._first:
             index = torch.arange(stop, device=self.device)
             is_seen = self.visible(index[start:], index).any(0)
@@ -68,7 +68,7 @@ class PassMask:
 
 
 class PassMaskLayer(LayerEncoding):
-    """A layer with the mask of the pass."""
+    """A layer whose queries see the keys that the mask of a pass shows."""
 
     def __init__(self, mask: PassMask) -> None:
         super().__init__()
@@ -144,7 +144,7 @@ class PassState:
 
 
 def register() -> None:
-    """Make our functions known to transformers, under one name."""
+    """Register `attend` and `make_mask` with transformers as the attention implementation `NAME`."""
     from transformers.masking_utils import AttentionMaskInterface
     from transformers.modeling_utils import AttentionInterface
 
@@ -153,6 +153,7 @@ def register() -> None:
 
 
 def make_mask(*_: Any, device: torch.device, mask_function: MaskFunction, **more: Any) -> PassMask:
+    """Return the mask of a pass for `attend`, from the arguments that transformers gives."""
     from transformers.masking_utils import causal_mask_function
 
     return PassMask(mask_function, mask_function is causal_mask_function, torch.device(device))
@@ -169,7 +170,11 @@ def attend(
     s_aux: Tensor | None = None,
     **more: Any,
 ) -> tuple[Tensor, None]:
-    """Return the output [B, T, H, K] of a layer's attention. key, value: [B, G, T, K]."""
+    """Compute a layer's attention for transformers: return the output [B, T, H, K], and None for weights.
+
+    query: [B, H, T, K]. key, value: [B, G, T, K]. s_aux: the logits of sinks. Raises `UserError` for other
+    arguments that pe-bench does not know.
+    """
     given = {name: argument for name, argument in more.items() if argument is not None}
     effective = {name for name, argument in given.items() if argument is not False}
     unknown = ", ".join(sorted(effective - WITHOUT_EFFECT))

@@ -75,7 +75,7 @@ UNKNOWN = Rotation("half", (), 0.0, 0)  # the rotation of a layer that no rotary
 
 @dataclass(frozen=True)
 class LayerFacts:
-    """The facts of a model's layers with attention."""
+    """The facts of a model's layers with attention: their rotations, arguments and rotary calls."""
 
     numbers: list[int]  # the numbers of these layers in the model
     rotations: list[Rotation | None]  # None for a layer without a rotation
@@ -169,7 +169,7 @@ def _find_rotation(model: nn.Module, actual: Tensor, plain: Tensor) -> Rotation 
 
 
 def _is_same(one: Tensor, other: Tensor) -> bool:
-    """Return whether two tensors are equal up to rounding."""
+    """Return whether two tensors differ by at most `TOLERANCE` of the largest number."""
     difference = (one.double() - other.double()).abs().max()
     return bool(difference <= TOLERANCE * one.abs().max())
 

@@ -31,7 +31,7 @@ from pe_bench.encodings.scalings.yarn import YaRN
 from pe_bench.encodings.spec import EncodingSpec
 from pe_bench.errors import RunError, require
 from pe_bench.hf.library import quiet
-from pe_bench.hf.opened import MAX_WINDOW, MIN_TOKENS, Opened, open_checkpoint
+from pe_bench.hf.opened import COMPARED_TOKENS, LONGEST_WINDOW, Opened, open_checkpoint
 from pe_bench.hf.source import (
     CONFIG,
     GENERATION,
@@ -50,7 +50,7 @@ EXPORTED = (
     "modifier sliding_window; smollm3, cohere2, and local_global of one rotation and nope"
 )
 NO_MODEL = f"no model of transformers has the encoding {{}}; these can be exported: {EXPORTED}"
-MAX_DIFFERENCE = 1e-4  # the largest difference of logits, relative to the largest logit
+MAX_LOGIT_DIFFERENCE = 1e-4  # the largest difference of logits, relative to the largest logit
 COMPARED_TIMES = 2  # the training length
 WINDOW = "sliding_window"  # a key of transformers' configurations
 NORMS = {"attention.query_norm": "self_attn.q_norm", "attention.key_norm": "self_attn.k_norm"}
@@ -217,7 +217,7 @@ def write_model(
         exported.save_pretrained(folder)
         loaded = transformers.AutoModelForCausalLM.from_pretrained(folder, local_files_only=True).eval()
         difference = _largest_difference(model, loaded, COMPARED_TIMES * config.train.length)
-    if not difference <= MAX_DIFFERENCE:
+    if not difference <= MAX_LOGIT_DIFFERENCE:
         differ = f"the exported model's logits differ from ours by {difference:.2g} of the largest"
         raise RunError(f"{differ}: {NO_MODEL.format(EncodingSpec(config.encoding).label)}")
     return difference
@@ -299,10 +299,10 @@ def require_rescaled(written: Source, opened: Opened, spec: EncodingSpec, train_
     Raises `RunError` if the logits are not equal, or if its rotation differs in longer texts.
     """
     model = opened.model.with_encoding(spec.build(opened.size.n_layers)).eval()
-    count = min(COMPARED_TIMES * train_length, MAX_WINDOW)
+    count = min(COMPARED_TIMES * train_length, LONGEST_WINDOW)
     generator = torch.Generator().manual_seed(0)
     tokens = model.with_begin_tokens(torch.randint(model.vocab_size, (1, count), generator=generator))
-    ours = model.logits(model.hidden(tokens, torch.arange(count))[:, -MIN_TOKENS:])
+    ours = model.logits(model.hidden(tokens, torch.arange(count))[:, -COMPARED_TOKENS:])
     again = open_checkpoint(
         written, load_config(written), train_length, model.begin, torch.float32, plain=False
     )
@@ -311,9 +311,9 @@ def require_rescaled(written: Source, opened: Opened, spec: EncodingSpec, train_
         is_same = turn_alike(again.model.encoding.layer(0), model.encoding.layer(0), window, 1e-5)
         if not is_same:
             raise RunError(f"transformers' {spec.label} turns otherwise than ours in {window:,} tokens")
-    theirs = load_model(written, load_config(written))(tokens, use_cache=False).logits[:, -MIN_TOKENS:]
+    theirs = load_model(written, load_config(written))(tokens, use_cache=False).logits[:, -COMPARED_TOKENS:]
     difference = float((ours - theirs).abs().max() / theirs.abs().max())
-    if not difference <= MAX_DIFFERENCE:
+    if not difference <= MAX_LOGIT_DIFFERENCE:
         differ = f"the written checkpoint's logits differ from ours by {difference:.2g} of the largest"
         raise RunError(f"{differ}: {spec.label} is another encoding in transformers")
     return difference

@@ -14,7 +14,7 @@ from pe_bench.config.compose import compose
 from pe_bench.config.parse import parse_config, warn_unused
 from pe_bench.config.schema import (
     BY_COMMAND,
-    CHECKPOINT_IDENTITY,
+    HF_IDENTITY_VERSION,
     MIN_PAIRED_LENGTH,
     Config,
     EvalConfig,
@@ -98,7 +98,7 @@ def checkpoint_config(
     values["checkpoint"] = {
         "source": source.address,
         "identity": source.identity(values["cache_dir"]),
-        "identity_version": CHECKPOINT_IDENTITY,
+        "identity_version": HF_IDENTITY_VERSION,
         "train_length_from": length_from,
         "revision": source.revision,
         "begin": _plain_tokens(begin_of_text(source)),
@@ -183,9 +183,9 @@ def load_checkpoint(config: Config, planner: Planner) -> tuple[Job, list[Plan]]:
     assert about is not None
     source = read_source(f"{about.source}@{about.revision}" if about.revision else about.source)
     again = f"score it as it is now with `pe-bench eval {about.source}`"
-    versions = f"(version {about.identity_version}, now {CHECKPOINT_IDENTITY})"
+    versions = f"(version {about.identity_version}, now {HF_IDENTITY_VERSION})"
     older = f"{about.source} was scored under an older identity {versions}, and its scores may be others now"
-    require(about.identity_version == CHECKPOINT_IDENTITY, f"{older}: these are kept, and you can {again}")
+    require(about.identity_version == HF_IDENTITY_VERSION, f"{older}: these are kept, and you can {again}")
     now = source.identity(config.cache_dir)
     message = f"{about.source} is not what this run scored (hash {now} now, {about.identity} then): {again}"
     require(now == about.identity, message)

@@ -23,7 +23,7 @@ TOLERANCE = 1e-5  # the largest relative error of a frequency, which transformer
 
 
 def rotary_modules(model: nn.Module) -> list[nn.Module]:
-    """Return the modules that hold the frequencies of a rotation."""
+    """Return the modules of a model that have a buffer of rotary frequencies."""
     return list(filter(_has_frequencies, model.modules()))
 
 
@@ -59,7 +59,7 @@ class RotaryCall:
 
     @torch.no_grad()
     def turns_as(self, rotation: Scaled, length: int) -> bool:
-        """Return whether the module makes a rotation in a text of `length` tokens."""
+        """Return whether the module rotates by `rotation` in a text of `length` tokens."""
         output = self.module(
             *self._with_positions_at(self.arguments, length), **self._named_with_positions_at(length)
         )

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
-from pe_bench.config.schema import CHECKPOINT_IDENTITY
+from pe_bench.config.schema import HF_IDENTITY_VERSION
 from pe_bench.data.tokenizer import library_errors
 from pe_bench.errors import UserError, first_line, require
 from pe_bench.hf.gguf import ORIGINAL, Weights, dequantising, described, find_gguf, forget_rounding
@@ -78,7 +78,7 @@ class Source:
 
     def identity(self, cache_dir: str | None) -> str:
         """Return a hash of all files on which scores depend; digests of weights are kept in the cache."""
-        hasher = hashlib.sha256(f"version {CHECKPOINT_IDENTITY}".encode())
+        hasher = hashlib.sha256(f"version {HF_IDENTITY_VERSION}".encode())
         for name in (CONFIG, TOKENIZER, TOKENIZER_CONFIG):
             path = self.folder / name
             part = b"none"

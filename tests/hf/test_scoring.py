@@ -319,7 +319,7 @@ def test_scores_of_an_older_identity_are_kept_and_marked_and_scored_again_on_req
 ) -> None:
     with monkeypatch.context() as older:
         for module in ("load", "source"):
-            older.setattr(f"pe_bench.hf.{module}.CHECKPOINT_IDENTITY", 1)
+            older.setattr(f"pe_bench.hf.{module}.HF_IDENTITY_VERSION", 1)
         assert call("eval", "llama", "--lengths", "16").code == 0
     [(run, before)] = rows_of(tmp_path).items()
     where = ("--results-dir", str(tmp_path / "results"))

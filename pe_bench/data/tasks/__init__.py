@@ -39,16 +39,16 @@ class Task(ABC):
     @property
     @abstractmethod
     def symbols_and_signs(self) -> list[str]:
-        """Return the text of every token id but the padding."""
+        """Return the text of every token id, except the padding."""
 
     @property
     @abstractmethod
     def chance(self) -> float:
-        """Return the accuracy of guessing among the possible tokens of an answer."""
+        """Return the accuracy of random guesses among the tokens that an answer may have, 0 to 1."""
 
     @property
     def most(self) -> int | None:
-        """Return the largest size; None for no limit."""
+        """Return the largest size of an example; None for no limit."""
         return None
 
     @abstractmethod
@@ -114,7 +114,7 @@ def symbol_texts(count: int) -> list[str]:
 
 @dataclass(frozen=True)
 class StringCopy(Task):
-    """A copy of a string: tokens that show the string, a separator, the string and an end."""
+    """A task to copy a string: tokens with the string, a separator, the string again and an end."""
 
     symbols: AtLeast2
 
@@ -133,16 +133,16 @@ class StringCopy(Task):
         """Return the symbols of a string, int64 [size]."""
         return rng.integers(self.symbols, size=size)
 
-    def shown(self, rng: np.random.Generator, string: np.ndarray) -> np.ndarray:
-        """Return the tokens that show the string."""
+    def tokens_before_separator(self, rng: np.random.Generator, string: np.ndarray) -> np.ndarray:
+        """Return the tokens from which the string is copied: its symbols, perhaps among other tokens."""
         return string
 
     def example(self, rng: np.random.Generator, size: int) -> Example:
         string = self.string(rng, size)
-        shown = self.shown(rng, string)
+        tokens_before_separator = self.tokens_before_separator(rng, string)
         begin, separator, end = self.ids(BEGIN, SEPARATOR, END)
-        tokens = np.array([begin, *shown, separator, *string, end])
-        separator_index = len(shown) + 1
+        tokens = np.array([begin, *tokens_before_separator, separator, *string, end])
+        separator_index = len(tokens_before_separator) + 1
         return Example(tokens, np.arange(len(tokens)) > separator_index)
 
 

@@ -23,7 +23,7 @@ POWER = 0.01
 
 @dataclass(frozen=True)
 class MultiQueryRecall(Task):
-    """Recall of values by keys; `spread` is the number of tokens of an example for each of its pairs."""
+    """A task to recall values by their keys; `spread` is the number of an example's tokens for each pair."""
 
     symbols: AtLeast2 = 64  # keys, and as many values
     spread: int = 8
