@@ -17,7 +17,7 @@ from pe_bench.commands.try_change import sequential
 from pe_bench.commands.try_change.sequential import FIRST_LOOK, LOOKS, Look, look, seeds_to_settle
 from pe_bench.config.arguments import overrides_in
 from pe_bench.config.schema import Config
-from pe_bench.config.sweeps import Planned, by_key, planned_job
+from pe_bench.config.sweeps import Planned, by_key, plan_job
 from pe_bench.errors import RunError, UserError, require
 from pe_bench.report.build import tables_of_rows
 from pe_bench.report.records import BITS, NATS, BreakPoint, Line
@@ -244,8 +244,8 @@ def try_change(
     chosen_values: dict[str, Any] = {"train.tokens": TOKENS, "eval.controls": "none", "eval.half": HALF[kind]}
     chosen_values |= {"eval.lengths": numbers, "results_dir": str(results / FOLDER)}
     _refuse_chosen(overrides)
-    changed = planned_job(overrides, search, choice=overrides_in(change), values=chosen_values)
-    baseline = planned_job(overrides, search, choice=overrides_in(against), values=chosen_values)
+    changed = plan_job(overrides, search, choice=overrides_in(change), values=chosen_values)
+    baseline = plan_job(overrides, search, choice=overrides_in(against), values=chosen_values)
     tried = _prepare_try(kind, changed.config, baseline.config)
     # The name of a run has a hash of its encoding's code.
     same_code = [kept for kept in read_tries(results) if kept.change_run == tried.change_run]
