@@ -46,7 +46,7 @@ OTHER_TOKENIZERS = "fast_tokenizer_files"  # a key by which tokenizer_config.jso
 FETCHED = [CONFIG, TOKENIZER, TOKENIZER_CONFIG, GENERATION, INDEX, "model*.safetensors"]
 REPOSITORY = re.compile(r"\w[\w.-]*/[\w.-]+")
 NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9_.+-]+")
-WITHOUT = "download it on a machine with a network, and give its folder: hf:FOLDER"
+OFFLINE_HINT = "download it on a machine with a network, and give its folder: hf:FOLDER"
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ def read_source(text: str) -> Source:
     from pe_bench.data import hub
 
     address = f"{PREFIX}{repository}"
-    with hub.hub_errors(address, WITHOUT):  # from the Hub's cache where it is there
+    with hub.hub_errors(address, OFFLINE_HINT):  # from the Hub's cache where it is there
         folder = Path(snapshot_download(repository, revision=revision or None, allow_patterns=FETCHED))
     return checked(Source(address, folder, revision or None))
 

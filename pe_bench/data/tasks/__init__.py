@@ -14,8 +14,8 @@ from pe_bench.config.groups import names_in
 from pe_bench.errors import require
 from pe_bench.values import AtLeast2, check_type, unknown
 
-FORMAT = 1  # the version of all examples: raise it when they change for an equal seed
-STREAMS = {"training": 0x7A5C, "validation": 0x7A5D}  # streams of random numbers, one for each side
+EXAMPLES_VERSION = 1  # the version of all examples: raise it when they change for an equal seed
+RANDOM_STREAMS = {"training": 0x7A5C, "validation": 0x7A5D}  # streams of random numbers, one for each side
 BEGIN, SEPARATOR, END, PADDING = "<begin>", "<sep>", "<end>", "<pad>"
 
 
@@ -74,12 +74,12 @@ class Task(ABC):
     @property
     def hash(self) -> str:
         """Return a hash of the task and its options; equal hashes and seeds give equal examples."""
-        parts = repr((FORMAT, self.name, sorted(asdict(self).items())))
+        parts = repr((EXAMPLES_VERSION, self.name, sorted(asdict(self).items())))
         return hashlib.sha256(parts.encode()).hexdigest()[:16]
 
     def examples_at(self, length: int, count: int, seed: int) -> list[Example]:
         """Return examples to score at a length, of the largest size that fits, the same at every call."""
-        rng = np.random.default_rng([seed, STREAMS["validation"], length, 0])
+        rng = np.random.default_rng([seed, RANDOM_STREAMS["validation"], length, 0])
         return [self.example(rng, self.size_at(length)) for _ in range(count)]
 
     def ids(self, *texts: str) -> list[int]:

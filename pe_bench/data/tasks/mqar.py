@@ -18,7 +18,7 @@ from pe_bench.errors import require
 from pe_bench.values import AtLeast2
 
 BLANK = "_"
-POWER = 0.01
+GAP_POWER = 0.01
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class MultiQueryRecall(Task):
         keys = rng.permutation(self.symbols)[:size]
         values = self.symbols + rng.integers(self.symbols, size=size)
         places = (self.spread - 2) * size // 2  # places for a query and its value
-        weights = np.arange(1, places + 1) ** (POWER - 1)
+        weights = np.arange(1, places + 1) ** (GAP_POWER - 1)
         chosen = rng.choice(places, size=size, replace=False, p=weights / weights.sum())
         blank, begin = self.ids(BLANK, BEGIN)
         queries = np.full((places, 2), blank)
