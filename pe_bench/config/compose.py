@@ -41,7 +41,7 @@ from pe_bench.config.overrides import (
 )
 from pe_bench.config.parse import parse_config, to_plain
 from pe_bench.config.schema import KEYS, Config
-from pe_bench.encodings.signatures import NOT_OPTIONS, complete
+from pe_bench.encodings.signatures import NOT_OPTIONS, with_all_options
 from pe_bench.errors import UserError, first_line, require
 
 # The environment variable with overrides before the user's own, for tests of the README's commands.
@@ -338,7 +338,7 @@ def _encoding_source() -> type[Any]:
             if group in ("encoding", "modifier") and isinstance(raw_part, dict):
                 is_named = group == "encoding" and "class" in raw_part
                 named = {"name": name.removesuffix(".yaml")} if is_named else {}
-                completed = complete({**named, **raw_part}, (Path(self.path),))
+                completed = with_all_options({**named, **raw_part}, (Path(self.path),))
                 result.config = OmegaConf.create(completed)
             return result
 
@@ -449,7 +449,7 @@ def _read_preset(name: str, search: Sequence[Path]) -> dict[str, Any]:
     if not file.is_file() or any(map(Path.is_file, own_files)):
         return {}
     options = yaml.safe_load(file.read_text(encoding="utf-8"))
-    completed = complete(options, (config_dir(),))
+    completed = with_all_options(options, (config_dir(),))
     return {option: completed[option] for option in options}
 
 

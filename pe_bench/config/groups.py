@@ -13,10 +13,10 @@ from pe_bench.encodings.signatures import (
     MISSING,
     NOT_OPTIONS,
     SIZES,
-    complete,
+    missing_class_error,
     options_of,
     read_part,
-    without_class,
+    with_all_options,
 )
 from pe_bench.errors import UserError, require
 from pe_bench.values import unknown
@@ -49,7 +49,7 @@ def find_name(group: str, typed: str, search: Sequence[Path] = ()) -> str:
     for an unknown name.
     """
     if group == "encoding" and typed.endswith(".py"):
-        raise without_class(typed, search)
+        raise missing_class_error(typed, search)
     if group == "model" and typed.endswith(".yaml"):
         require(
             is_model_file(typed), f"model={typed}: there is no such file; `pe-bench list models` has names"
@@ -167,7 +167,7 @@ def read_choice(group: str, name: str, search: Sequence[Path] = ()) -> dict[str,
     Raises `UserError` for a missing file.
     """
     if ":" in name:
-        return complete({"name": name.rpartition(":")[2], "class": name}, search)
+        return with_all_options({"name": name.rpartition(":")[2], "class": name}, search)
     folders = (config_dir(), *search)
     files = [folder / group / f"{name}.yaml" for folder in folders]
     file = next(filter(Path.is_file, files), None)

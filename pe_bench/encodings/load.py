@@ -24,7 +24,7 @@ EncodingClass = type[LayerEncoding] | type[PositionalEncoding]
 CLAIMS: tuple[str, ...] = get_args(Claim)
 TEXTS_OR_NONE = ("paper", "window_factor", "searched")
 # Methods by which PyTorch finds the tensors of a module that it trains, moves and saves.
-WALKS = (
+LISTING_METHODS = (
     *("parameters", "named_parameters", "buffers", "named_buffers", "modules", "named_modules"),
     *("children", "named_children"),
 )
@@ -44,7 +44,7 @@ class Code(NamedTuple):
 
 
 class Loaded(NamedTuple):
-    """A file that this process has run, and the version of its folder."""
+    """The module of a file that this process has run, its folder, and the hash of the version that ran."""
 
     module: ModuleType
     loaded_folder: LoadedFolder
@@ -117,9 +117,9 @@ def _are_texts(values: Iterable[Any]) -> bool:
     return all(isinstance(value, str) for value in values)
 
 
-def check_walks(encoding: nn.Module) -> None:
+def check_listing_methods(encoding: nn.Module) -> None:
     """Raise `UserError` if a class overrides a method that lists its parameters, buffers or modules."""
-    for name in WALKS:
+    for name in LISTING_METHODS:
         if getattr(type(encoding), name) is getattr(nn.Module, name):
             continue
         found = getattr(encoding, name)()
@@ -130,7 +130,7 @@ def check_walks(encoding: nn.Module) -> None:
 
 
 def _ids_of_parts(parts: Iterable[Any]) -> list[int]:
-    """Return `id` of each part of a module, given as itself or with its name."""
+    """Return the `id` of each part of a module; parts are objects, or pairs of a name and an object."""
     unnamed = [part[-1] if isinstance(part, tuple) else part for part in parts]
     return [id(part) for part in unnamed]
 

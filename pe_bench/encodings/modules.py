@@ -33,7 +33,7 @@ OUTSIDE_MODULE = "pe_bench_code_"
 PRIVATE_NAME = re.compile(rf"\b{OUTSIDE_MODULE}\d+\.")
 # Audit events of an opened file; the first argument is the file's path.
 OPENING_EVENTS = ("open", "sqlite3.connect", "ctypes.dlopen")
-PACKAGE = Path(__file__).parents[1]
+PACKAGE_FOLDER = Path(__file__).parents[1]
 _COUNT = itertools.count()
 _LOADED_FOLDERS: dict[str, "LoadedFolder"] = {}
 
@@ -290,7 +290,7 @@ def _is_in_folder(path: Path, folder: Path) -> bool:
     is_hidden = any(part.startswith(".") for part in inner[:-1])
     if is_hidden or "site-packages" in inner:
         return False
-    libraries = [PACKAGE, *map(Path, (sys.prefix, *site.getsitepackages()))]
+    libraries = [PACKAGE_FOLDER, *map(Path, (sys.prefix, *site.getsitepackages()))]
     libraries_inside = [library for library in libraries if library.is_relative_to(folder)]
     return not any(path.is_relative_to(library) for library in libraries_inside)
 

@@ -40,7 +40,7 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chunks, "CHUNK_QUERIES", 7)
     monkeypatch.setattr(chunks, "MAX_CHUNK_ELEMENTS", 2 * H * 5 * 30)
     monkeypatch.setattr(fused, "QUERIES_PER_CHUNK", 9)
-    monkeypatch.setattr(running_sums, "BLOCK", 8)
+    monkeypatch.setattr(running_sums, "KEYS_PER_BLOCK", 8)
 
 
 def sink() -> LayerEncoding:
