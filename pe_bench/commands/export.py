@@ -25,7 +25,7 @@ from pe_bench.hf.load import checkpoint_config
 from pe_bench.hf.opened import open_checkpoint
 from pe_bench.hf.source import (
     CONFIG,
-    GENERATION,
+    GENERATION_CONFIG,
     INDEX,
     TOKENIZER,
     TOKENIZER_CONFIG,
@@ -120,7 +120,7 @@ def export_checkpoint(text: str, scaling: str, folder: Path, results_dir: Path) 
 
 def _copy_files(source: Source, folder: Path) -> None:
     """Copy the weights and the tokenizer of a Hugging Face model to a folder."""
-    names = [TOKENIZER, TOKENIZER_CONFIG, GENERATION]
+    names = [TOKENIZER, TOKENIZER_CONFIG, GENERATION_CONFIG]
     if source.is_indexed:
         names.append(INDEX)
     files = [source.folder / name for name in names]

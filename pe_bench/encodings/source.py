@@ -29,7 +29,7 @@ def find_file(location: str, search: Sequence[Path]) -> Path:
 
 
 def digest(path: Path, opened: Iterable[Path] = ()) -> str:
-    """Return 16 characters of a hash of the contents of all `covered_files`, and of their names but the first.
+    """Return 16 characters of a hash of all `covered_files`: their contents, and their names but the first.
 
     opened: files of the folder that were opened during the import; missing files are left out.
     """

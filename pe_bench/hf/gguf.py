@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from pe_bench.errors import UserError, first_line, how_to_install, require
-from pe_bench.hf.library import SAFE, quiet
+from pe_bench.hf.library import SAFE_OPTIONS, quiet
 from pe_bench.system.files import cache_key, cache_root, cached_digest, cached_folder
 
-SUFFIX = ".gguf"
-LAYOUT = 1  # the version of the layout of the folder in the cache
-EXACT = ("F32",)  # types of tensors without rounding
+GGUF_SUFFIX = ".gguf"
+LAYOUT_VERSION = 1  # the version of the layout of the folder in the cache
+EXACT_TYPES = ("F32",)  # types of tensors without rounding
 # Beginnings of names of tensors with a factor for each frequency, as in Llama 3.1 and Phi 3.
 FREQUENCY_FACTORS = ("rope_freqs", "rope_factors")
-ORIGINAL = "give the folder that the file was made from"
+WAY_OUT = "give the folder that the file was made from"
 
 
 @dataclass(frozen=True)
@@ -36,13 +36,13 @@ def find_gguf(path: Path) -> Path | None:
 
     Raises `UserError` for a folder with several GGUF files.
     """
-    if path.is_file() and path.suffix == SUFFIX:
+    if path.is_file() and path.suffix == GGUF_SUFFIX:
         return path.resolve()
     if not path.is_dir() or (path / "config.json").exists():
         return None
-    files = sorted(path.glob(f"*{SUFFIX}"))
+    files = sorted(path.glob(f"*{GGUF_SUFFIX}"))
     names = ", ".join(file.name for file in files[:3])
-    message = f"{path} has {len(files)} GGUF files ({names}): name one, as hf:{path}/FILE{SUFFIX}"
+    message = f"{path} has {len(files)} GGUF files ({names}): name one, as hf:{path}/FILE{GGUF_SUFFIX}"
     require(len(files) < 2, message)
     return files[0].resolve() if files else None
 
@@ -54,7 +54,9 @@ def described(file: Path) -> tuple[Path, Weights]:
     """
     root = cache_root(None) / "gguf"
     with quiet() as transformers:
-        key = cache_key("gguf", LAYOUT, transformers.__version__, cached_digest(file, cache_root(None)))
+        key = cache_key(
+            "gguf", LAYOUT_VERSION, transformers.__version__, cached_digest(file, cache_root(None))
+        )
         folder, meta = cached_folder(root, key, lambda folder: _write_description(file, folder, transformers))
     return folder, Weights(file, str(meta["rounding"]), int(meta["count"]))
 
@@ -68,20 +70,20 @@ def _write_description(file: Path, folder: Path, transformers: Any) -> dict[str,
     if scaling not in ("", "none"):
         unread.insert(0, f"the scaling {scaling}")
     if unread:
-        raise UserError(f"{file} rotates by {unread[0]}, which transformers does not read there: {ORIGINAL}")
+        raise UserError(f"{file} rotates by {unread[0]}, which transformers does not read there: {WAY_OUT}")
     with tempfile.TemporaryDirectory(prefix="pe-bench-") as name:
         (Path(name) / file.name).symlink_to(file)
         try:
-            options = {"gguf_file": file.name, **SAFE}
+            options = {"gguf_file": file.name, **SAFE_OPTIONS}
             transformers.AutoConfig.from_pretrained(name, **options).save_pretrained(folder)
             transformers.AutoTokenizer.from_pretrained(name, **options).save_pretrained(folder)
         except Exception as error:  # whatever transformers raises for a file that it does not know
             reason = f"transformers {transformers.__version__} cannot read it ({first_line(error)[:200]})"
-            raise UserError(f"{file}: {reason}: {ORIGINAL}") from error
+            raise UserError(f"{file}: {reason}: {WAY_OUT}") from error
     numbers_by_type: Counter[str] = Counter()
     for tensor in reader.tensors:
         numbers_by_type[tensor.tensor_type.name] += int(tensor.n_elements)
-    rounded = [name for name, _ in numbers_by_type.most_common() if name not in EXACT]
+    rounded = [name for name, _ in numbers_by_type.most_common() if name not in EXACT_TYPES]
     return {"rounding": ", ".join(rounded), "count": numbers_by_type.total()}
 
 

@@ -43,12 +43,12 @@ from pe_bench.values import without_none
 
 # Keys of the scores, the text and the machine; all others describe a training.
 SCORING_KEYS = ("data", "eval", "report", "device", "threads", "cache_dir")
-TRAIN_LENGTH = "train.length"
-LESS_MEMORY = "--precision bfloat16, shorter --lengths, or a smaller checkpoint"
+TRAIN_LENGTH_KEY = "train.length"
+LESS_MEMORY_IN_SCORING = "--precision bfloat16, shorter --lengths, or a smaller checkpoint"
 # Of a Hugging Face model's targets, unless the command gives their number.
-SCORED_TARGETS = 16_384
-MOST_BLOCKS = 128
-LARGEST_BLOCK = 4_096
+MAX_SCORED_TARGETS = 16_384
+MAX_BLOCKS = 128
+MAX_BLOCK_TOKENS = 4_096
 
 
 def checkpoint_config(
@@ -80,7 +80,7 @@ def checkpoint_config(
     data["path"] = data_path or data["path"]
     train_length = train["length"]
     length_from = BY_COMMAND
-    if TRAIN_LENGTH not in keys:
+    if TRAIN_LENGTH_KEY not in keys:
         train_length, length_from = _train_length(source)
     train |= {"length": reference or train_length, "steps": 0, "batch_tokens": reference or train_length}
     has_one_text = data["source"] == "files" and data["validation_path"] is None
@@ -144,10 +144,10 @@ def _target_blocks(section: Mapping[str, Any], train_length: int, given: Sequenc
     if not isinstance(size, int | None) or not isinstance(train_length, int):
         return {}  # the check of the whole configuration refuses these values
     if size is None:
-        eighth = largest_power_of_two(min(LARGEST_BLOCK, max(1, train_length // PART)))
+        eighth = largest_power_of_two(min(MAX_BLOCK_TOKENS, max(1, train_length // PART)))
         size = max(eighth, EvalConfig().resolved_target_tokens(train_length))
     if "eval.targets" not in given:
-        count = max(1, min(MOST_BLOCKS, SCORED_TARGETS // max(1, size)))
+        count = max(1, min(MAX_BLOCKS, MAX_SCORED_TARGETS // max(1, size)))
     return {"target_tokens": size, "targets": count}
 
 
@@ -161,7 +161,7 @@ def with_one_length(
     """
     keys = typed_values(overrides)
     overrides = [*overrides]
-    if TRAIN_LENGTH in keys:
+    if TRAIN_LENGTH_KEY in keys:
         return overrides, reference
     lengths = {_train_length(read_source(text))[0] for text in texts}
     if len(lengths) < 2:
@@ -176,7 +176,7 @@ def with_one_length(
     return overrides, reference
 
 
-@explain_out_of_memory(LESS_MEMORY)
+@explain_out_of_memory(LESS_MEMORY_IN_SCORING)
 def load_checkpoint(config: Config, planner: Planner) -> tuple[Job, list[Plan]]:
     """Load the model and the data, and plan the scores. Raises `UserError` if the model's files changed."""
     about = config.checkpoint
@@ -250,9 +250,9 @@ def _check_keys(overrides: Sequence[str], *, has_text: bool) -> None:
     if not has_text:
         usable = SCORING_KEYS[1:]
         brings += ", and with --task its own text"
-    for text in without_keys(overrides, [TRAIN_LENGTH]):
+    for text in without_keys(overrides, [TRAIN_LENGTH_KEY]):
         message = f"{text} has no effect on a checkpoint, which brings {brings}: change {', '.join(usable)}"
-        require(bool(in_sections([text], usable)), f"{message} or {TRAIN_LENGTH}")
+        require(bool(in_sections([text], usable)), f"{message} or {TRAIN_LENGTH_KEY}")
 
 
 def _train_length(source: Source) -> tuple[int, str]:
@@ -260,5 +260,5 @@ def _train_length(source: Source) -> tuple[int, str]:
     stated = train_length_of(load_config(source))
     if stated is None:
         what = f"the configuration of {source.name} does not say at what length it was trained"
-        raise UserError(f"{what}: say {TRAIN_LENGTH}=N, in tokens")
+        raise UserError(f"{what}: say {TRAIN_LENGTH_KEY}=N, in tokens")
     return stated

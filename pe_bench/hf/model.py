@@ -16,7 +16,7 @@ from torch.nn import functional
 from pe_bench.encodings.base import LayerEncoding, LengthError, PositionalEncoding
 from pe_bench.encodings.compose import Composition, stack
 from pe_bench.errors import RunError, first_line, require
-from pe_bench.hf.attention import FIRST_TOKENS, FirstAndLatest, KeysValues, PassMask, PassState
+from pe_bench.hf.attention import ALWAYS_VISIBLE_TOKENS, FirstAndLatest, KeysValues, PassMask, PassState
 from pe_bench.model.decoder import LanguageModel
 from pe_bench.model.layers import MAX_LOGIT_ELEMENTS
 from pe_bench.system.machine import is_out_of_memory
@@ -96,7 +96,7 @@ class CheckpointModel(LanguageModel):
         changed = dict(layers)
         for number, window in windows.items():
             layer = changed.get(number) or self.layer(number)
-            changed[number] = stack([layer, FirstAndLatest(FIRST_TOKENS, window)])
+            changed[number] = stack([layer, FirstAndLatest(ALWAYS_VISIBLE_TOKENS, window)])
         other = self._copy_with_encoding(self.encoding)
         other.fixed = {**self.fixed, **changed}
         return other

@@ -18,9 +18,9 @@ from torch.nn import functional
 from pe_bench.config.schema import ModelConfig
 from pe_bench.encodings.spec import EncodingSpec
 from pe_bench.errors import UserError, first_line, require
-from pe_bench.hf.attention import NAME, register
+from pe_bench.hf.attention import ATTENTION_NAME, register
 from pe_bench.hf.encoding import (
-    UNKNOWN,
+    UNKNOWN_ROTATION,
     LayerFacts,
     attach_state,
     describe,
@@ -31,7 +31,7 @@ from pe_bench.hf.encoding import (
 from pe_bench.hf.library import quiet
 from pe_bench.hf.model import CheckpointModel, split_feedforward
 from pe_bench.hf.rotary import forget_longer_texts, rotary_modules
-from pe_bench.hf.source import CONFIG, PREFIX, Source, load_model
+from pe_bench.hf.source import CONFIG, HF_PREFIX, Source, load_model
 from pe_bench.model.checks import find_lookahead
 from pe_bench.system.machine import is_out_of_memory
 
@@ -71,7 +71,7 @@ def require_equality(model: CheckpointModel, heads: int) -> float:
     options = {"logits_to_keep": index} if takes_index else {}  # else it makes all of them, and slowly
     causal.set_attn_implementation("eager")
     theirs = causal(tokens, use_cache=False, **options).logits.float()
-    causal.set_attn_implementation(NAME)
+    causal.set_attn_implementation(ATTENTION_NAME)
     if not takes_index:
         theirs = theirs[:, index]
     difference = float((ours - theirs).abs().max())
@@ -173,7 +173,7 @@ def require_precision(model: CheckpointModel, exact: float) -> float:
     with quiet():
         causal.set_attn_implementation("eager")
         logits = causal(tokens, use_cache=False).logits.float()
-        causal.set_attn_implementation(NAME)
+        causal.set_attn_implementation(ATTENTION_NAME)
     theirs = float(functional.cross_entropy(logits[0, :-1], tokens[0, 1:]))
     dtype = str(causal.dtype).removeprefix("torch.")
     message = (
@@ -220,7 +220,7 @@ def _open_in_float32(
     state = attach_state(loaded)
     try:
         with quiet():
-            loaded.set_attn_implementation(NAME)
+            loaded.set_attn_implementation(ATTENTION_NAME)
             stated = train_length_of(config)
             layer_facts = find_layer_facts(loaded, state, train_length if stated is None else stated[0])
             if layer_facts is None:
@@ -255,7 +255,7 @@ def _unused_scaling(
 
     transformers drops values of a configuration in the form of another architecture.
     """
-    if UNKNOWN in layer_facts.rotations:
+    if UNKNOWN_ROTATION in layer_facts.rotations:
         return ""
     for rotation in set(layer_facts.rotations) - {None}:
         assert rotation is not None
@@ -315,7 +315,7 @@ def _model_sizes(source: Source, config: Any) -> ModelConfig:
     width = size_in_config("hidden_size", 1)
     heads = size_in_config("num_attention_heads", 1)
     return ModelConfig(
-        name=f"{PREFIX}{source.name}",
+        name=f"{HF_PREFIX}{source.name}",
         d_model=width,
         n_layers=size_in_config("num_hidden_layers", 1),
         n_heads=heads,

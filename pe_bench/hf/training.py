@@ -33,7 +33,7 @@ from pe_bench.training.checkpoint import Checkpoint, Step
 from pe_bench.training.group import Group
 from pe_bench.training.optimizer import Optimizer, ParameterGroup, learning_rate
 
-EMBEDDING = "embed"  # a part of the names of parameters that do not decay
+EMBEDDING_NAME_PART = "embed"  # a part of the names of parameters that do not decay
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ class FurtherTraining:
         matrices = ParameterGroup(train.weight_decay, betas)
         others = ParameterGroup(0.0, betas)
         for name, parameter in self.trained.items():
-            decays = parameter.dim() > 1 and EMBEDDING not in name
+            decays = parameter.dim() > 1 and EMBEDDING_NAME_PART not in name
             chosen = matrices if decays else others
             chosen.parameters.append(parameter)
         self.optimizer = Optimizer(each for each in (matrices, others) if each.parameters)

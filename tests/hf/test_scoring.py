@@ -67,7 +67,7 @@ def rows_of(folder: Path) -> dict[Path, list[Row]]:
 def test_a_checkpoint_is_scored_reported_and_listed_like_a_run_and_from_python(
     tmp_path: Path, call: Command, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pe_bench.hf.attention.FIRST_TOKENS", 0)
+    monkeypatch.setattr("pe_bench.hf.attention.ALWAYS_VISIBLE_TOKENS", 0)
     window = "sliding_window window=32"
     done = call("eval", "llama", "--lengths", "16,64", "--with", "yarn factor=2", "--with", window)
     assert done.code == 0, done.err
