@@ -33,7 +33,13 @@ from pe_bench.encodings.spec import EncodingSpec
 from pe_bench.errors import UserError
 from pe_bench.hf.attention import AttentionArguments, PassState
 from pe_bench.hf.model import sees_all, trunk_of
-from pe_bench.hf.rotary import FREQUENCIES_BUFFER, ROTATION_TOLERANCE, RotaryCall, recorded, rotary_modules
+from pe_bench.hf.rotary import (
+    FREQUENCIES_BUFFER,
+    ROTATION_TOLERANCE,
+    RotaryCall,
+    recording_calls,
+    rotary_modules,
+)
 
 PASS_TOKENS = 48  # tokens of a pass; fewer if a scaling depends on the length from a shorter text on
 LATER_POSITION = 7  # the first position of the third pass
@@ -115,7 +121,7 @@ def find_layer_facts(model: Any, state: PassState, length: int = PASS_TOKENS) ->
     """
     n_tokens = min(PASS_TOKENS, length)
     rotary_calls: dict[tuple[Any, ...], RotaryCall] = {}
-    with recorded(model, rotary_calls):
+    with recording_calls(model, rotary_calls):
         actual = _capture_arguments(model, state, n_tokens, is_neutral=False)
     if not actual:
         return None
@@ -186,17 +192,18 @@ class RotatedLayer(LayerEncoding):
         return turn(queries.x, queries.position), turn(keys.x, keys.position)
 
 
-def describe(
+def describe_encoding(
     layer_facts: LayerFacts, parameters: Parameters, train_length: int, *, has_table: bool
 ) -> tuple[dict[str, Any], dict[int, LayerEncoding], bool]:
-    """Return the encoding's values in a configuration, and the encodings of other layers by their number.
+    """Return the encoding of a model: three values.
 
-    The third value is whether our encoding rotates queries and keys, in place of the model itself.
+    They are the values of the run's encoding in a configuration; the encodings of the layers that keep their
+    own, by the number of the layer; and whether our encoding rotates, in place of the model itself.
     parameters: the parameters of rotations in the model's configuration. has_table: the model has learned
     vectors of positions.
     """
     if UNKNOWN_ROTATION in layer_facts.rotations:
-        return neutral("own"), {}, False
+        return neutral_encoding("own"), {}, False
     primary = _primary_rotation(layer_facts, WHOLE_TEXT_TIMES * train_length)
     lengths = _lengths_to_try(parameters, train_length)
     fixed_layers: dict[int, LayerEncoding] = {}
@@ -204,19 +211,19 @@ def describe(
         if rotation == primary:
             continue
         if rotation is not None and not _is_constant(rotation, layer_facts.calls, lengths):
-            return neutral("own"), {}, False
+            return neutral_encoding("own"), {}, False
         fixed_layers[number] = LayerEncoding() if rotation is None else RotatedLayer(rotation)
     if primary is None and has_table:
-        return neutral("learned"), fixed_layers, True
+        return neutral_encoding("learned"), fixed_layers, True
     if primary is None:
-        return neutral("own" if layer_facts.reads_positions else "nope"), fixed_layers, True
-    values = name_of(primary, parameters, train_length, layer_facts.calls)
+        return neutral_encoding("own" if layer_facts.reads_positions else "nope"), fixed_layers, True
+    values = encoding_with_rotation(primary, parameters, train_length, layer_facts.calls)
     if values is None:
-        return neutral("own"), {}, False
+        return neutral_encoding("own"), {}, False
     return values, fixed_layers, True
 
 
-def name_of(
+def encoding_with_rotation(
     rotation: Rotation, parameters: Parameters, train_length: int, calls: Sequence[RotaryCall]
 ) -> dict[str, Any] | None:
     """Return the values of our encoding with this rotation; None if no encoding of ours has it.
@@ -265,8 +272,8 @@ def _primary_rotation(layer_facts: LayerFacts, length: int) -> Rotation | None:
     return max(rotary, key=counts.__getitem__) if rotary else None
 
 
-def neutral(name: str) -> dict[str, Any]:
-    """Return the values of an encoding that does nothing, under a name."""
+def neutral_encoding(name: str) -> dict[str, Any]:
+    """Return the values of an encoding that does nothing, under the name `name`."""
     return {"name": name, "class": NEUTRAL_CLASS, "derived": [], "modifiers": {}}
 
 

@@ -19,12 +19,12 @@ LAYOUT_VERSION = 1  # the version of the layout of the folder in the cache
 EXACT_TYPES = ("F32",)  # types of tensors without rounding
 # Beginnings of names of tensors with a factor for each frequency, as in Llama 3.1 and Phi 3.
 FREQUENCY_FACTORS = ("rope_freqs", "rope_factors")
-WAY_OUT = "give the folder that the file was made from"
+ORIGINAL_HINT = "give the folder that the file was made from"
 
 
 @dataclass(frozen=True)
 class Weights:
-    """The weights in a GGUF file."""
+    """The weights in a GGUF file: their file, types and number."""
 
     file: Path
     rounding: str  # the types to which weights were rounded, the most frequent first
@@ -47,8 +47,8 @@ def find_gguf(path: Path) -> Path | None:
     return files[0].resolve() if files else None
 
 
-def described(file: Path) -> tuple[Path, Weights]:
-    """Return the folder with the configuration and the tokenizer of a file, and the facts of its weights.
+def configuration_of_gguf(file: Path) -> tuple[Path, Weights]:
+    """Return a folder with a file's configuration and tokenizer, and the facts of the file's weights.
 
     Raises `UserError` for a file that transformers cannot read, or would read as another model.
     """
@@ -70,7 +70,9 @@ def _write_description(file: Path, folder: Path, transformers: Any) -> dict[str,
     if scaling not in ("", "none"):
         unread.insert(0, f"the scaling {scaling}")
     if unread:
-        raise UserError(f"{file} rotates by {unread[0]}, which transformers does not read there: {WAY_OUT}")
+        raise UserError(
+            f"{file} rotates by {unread[0]}, which transformers does not read there: {ORIGINAL_HINT}"
+        )
     with tempfile.TemporaryDirectory(prefix="pe-bench-") as name:
         (Path(name) / file.name).symlink_to(file)
         try:
@@ -79,7 +81,7 @@ def _write_description(file: Path, folder: Path, transformers: Any) -> dict[str,
             transformers.AutoTokenizer.from_pretrained(name, **options).save_pretrained(folder)
         except Exception as error:  # whatever transformers raises for a file that it does not know
             reason = f"transformers {transformers.__version__} cannot read it ({first_line(error)[:200]})"
-            raise UserError(f"{file}: {reason}: {WAY_OUT}") from error
+            raise UserError(f"{file}: {reason}: {ORIGINAL_HINT}") from error
     numbers_by_type: Counter[str] = Counter()
     for tensor in reader.tensors:
         numbers_by_type[tensor.tensor_type.name] += int(tensor.n_elements)
@@ -109,7 +111,7 @@ def _text_of_key(reader: Any, key: str) -> str:
     return "" if field is None else str(field.contents())
 
 
-def dequantising(transformers: Any, file: Path) -> dict[str, Any]:
+def dequantising_arguments(transformers: Any, file: Path) -> dict[str, Any]:
     """Return the arguments by which transformers loads the weights of a file as float32."""
     load_options: dict[str, Any] = {"gguf_file": file.name}
     # Newer versions keep the blocks of the file, and compute with kernels that they would download.

@@ -10,7 +10,7 @@ import torch
 from pe_bench.encodings.spec import EncodingSpec
 from pe_bench.errors import UserError
 from pe_bench.hf.attention import AttentionArguments, PassMask
-from pe_bench.hf.encoding import UNKNOWN_ROTATION, Rotation, name_of
+from pe_bench.hf.encoding import UNKNOWN_ROTATION, Rotation, encoding_with_rotation
 from pe_bench.hf.opened import open_checkpoint, rotations_of, train_length_of
 from pe_bench.hf.rotary import RotaryCall
 from pe_bench.hf.source import load_config, read_source
@@ -82,7 +82,7 @@ def _rotation_texts(
         return "none", "", ""
     values = None
     if rotation != UNKNOWN_ROTATION:
-        values = name_of(rotation, parameters, length, calls)
+        values = encoding_with_rotation(rotation, parameters, length, calls)
     if values is None:
         return "unknown", "", ""
     pairs = sum(frequency != 0 for frequency in rotation.frequencies)

@@ -23,10 +23,10 @@ from pe_bench.hf.encoding import (
     UNKNOWN_ROTATION,
     LayerFacts,
     attach_state,
-    describe,
+    describe_encoding,
+    encoding_with_rotation,
     find_layer_facts,
-    name_of,
-    neutral,
+    neutral_encoding,
 )
 from pe_bench.hf.library import quiet
 from pe_bench.hf.model import CheckpointModel, split_feedforward
@@ -210,7 +210,7 @@ def _open_in_float32(
     loaded = load_model(source, config)
     forget_longer_texts(loaded)
     sizes = _model_sizes(source, config)
-    values = neutral("as_is")
+    values = neutral_encoding("as_is")
     encoding = EncodingSpec(values).build(sizes.n_layers)
     model = CheckpointModel(loaded, encoding, sizes.n_layers, train_length, begin)
     _require_sound(source, model)
@@ -226,7 +226,7 @@ def _open_in_float32(
             if layer_facts is None:
                 loaded.set_attn_implementation("eager")
                 return Opened(model, values, sizes)
-            values, model.fixed, model.is_neutral = describe(
+            values, model.fixed, model.is_neutral = describe_encoding(
                 layer_facts, rotations_of(config), train_length, has_table=model.has_learned_table
             )
             n_layers = max(sizes.n_layers, layer_facts.numbers[-1] + 1)
@@ -259,7 +259,7 @@ def _unused_scaling(
         return ""
     for rotation in set(layer_facts.rotations) - {None}:
         assert rotation is not None
-        values = name_of(rotation, parameters, train_length, layer_facts.calls)
+        values = encoding_with_rotation(rotation, parameters, train_length, layer_facts.calls)
         if values is None or values["name"] in SCALINGS.values():
             return ""
     return next((scaling for scaling in SCALINGS if scaling in scalings_in(source.config)), "")

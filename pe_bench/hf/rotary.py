@@ -111,7 +111,7 @@ def _cosines_and_sines(output: Any) -> tuple[Tensor, Tensor]:
 
 
 @contextmanager
-def recorded(model: nn.Module, calls: dict[tuple[Any, ...], RotaryCall]) -> Iterator[None]:
+def recording_calls(model: nn.Module, calls: dict[tuple[Any, ...], RotaryCall]) -> Iterator[None]:
     """Within the context, record in `calls` the last call of each rotary module with each layer type."""
 
     def record_call(module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any], _: Any) -> None:

@@ -25,7 +25,14 @@ from safetensors import safe_open
 from pe_bench.config.schema import HF_IDENTITY_VERSION
 from pe_bench.data.tokenizer import library_errors
 from pe_bench.errors import UserError, first_line, require
-from pe_bench.hf.gguf import ORIGINAL, Weights, dequantising, described, find_gguf, forget_rounding
+from pe_bench.hf.gguf import (
+    ORIGINAL_HINT,
+    Weights,
+    configuration_of_gguf,
+    dequantising_arguments,
+    find_gguf,
+    forget_rounding,
+)
 from pe_bench.hf.library import SAFE_OPTIONS, quiet
 from pe_bench.system.files import cache_root, cached_digest
 from pe_bench.system.terminal import one_line
@@ -51,7 +58,7 @@ OFFLINE_HINT = "download it on a machine with a network, and give its folder: hf
 
 @dataclass(frozen=True)
 class Source:
-    """The files of a Hugging Face model."""
+    """A Hugging Face model on this disk: its address, its folder of files, and the weights of a GGUF file."""
 
     address: str  # hf:FOLDER with an absolute path, or hf:OWNER/NAME without a revision
     # The folder of the model's files; for a GGUF file, of the files that transformers makes from it.
@@ -123,10 +130,10 @@ def read_source(text: str) -> Source:
     folder = Path(expand_user(named, HF_PREFIX))
     file = find_gguf(folder) if named else None
     if file is not None:
-        made, weights = described(file)
-        return checked(Source(f"{HF_PREFIX}{folder.resolve()}", made, gguf=weights))
+        made, weights = configuration_of_gguf(file)
+        return require_whole(Source(f"{HF_PREFIX}{folder.resolve()}", made, gguf=weights))
     if named and folder.is_dir():
-        return checked(Source(f"{HF_PREFIX}{folder.resolve()}", folder.resolve()))
+        return require_whole(Source(f"{HF_PREFIX}{folder.resolve()}", folder.resolve()))
     repository, _, revision = named.partition("@")
     message = f"{text} is neither a folder nor a repository: say hf:FOLDER or hf:OWNER/NAME[@REVISION]"
     require(REPOSITORY.fullmatch(repository) is not None, f"{message}, or a file as hf:FILE.gguf")
@@ -137,11 +144,11 @@ def read_source(text: str) -> Source:
     address = f"{HF_PREFIX}{repository}"
     with hub.hub_errors(address, OFFLINE_HINT):  # from the Hub's cache where it is there
         folder = Path(snapshot_download(repository, revision=revision or None, allow_patterns=FETCHED_FILES))
-    return checked(Source(address, folder, revision or None))
+    return require_whole(Source(address, folder, revision or None))
 
 
-def checked(source: Source) -> Source:
-    """Return the source. Raise `UserError` unless its folder has a whole model in plain files."""
+def require_whole(source: Source) -> Source:
+    """Return the source itself. Raise `UserError` unless its folder has a whole model in plain files."""
     folder = source.folder
     config = folder / CONFIG
     for path in folder.iterdir():
@@ -243,7 +250,7 @@ def load_model(source: Source, config: Any) -> Any:
         if source.gguf is None:
             options["use_safetensors"] = True
         else:
-            options |= dequantising(transformers, source.gguf.file)
+            options |= dequantising_arguments(transformers, source.gguf.file)
         try:
             if source.is_indexed:
                 _require_indexed(source)
@@ -264,13 +271,13 @@ def load_model(source: Source, config: Any) -> Any:
         here = sum(tensors.values())
         there = source.gguf.count
         numbers = f"{source.name} has {there:,} weights, of which transformers' model has {here:,}"
-        require(here == there, f"{numbers}: {ORIGINAL}")
+        require(here == there, f"{numbers}: {ORIGINAL_HINT}")
         forget_rounding(model)
     return model.eval()
 
 
 def _first_names(names: Iterable[str]) -> str:
-    """Return the first three names of weights, as text."""
+    """Return the first three of the sorted names of weights, as text."""
     return ", ".join(one_line(str(name)) for name in sorted(names)[:3])
 
 
