@@ -132,13 +132,15 @@ def _with_quarter(config: Config, reference: int) -> Config:
     return replace(config, eval=replace(config.eval, lengths=sorted({quarter, *lengths})))
 
 
-def _target_blocks(section: Mapping[str, Any], train_length: int, given: Sequence[str]) -> dict[str, Any]:
-    """Return the size and the number of target blocks, unless the command gives them.
+def _target_blocks(
+    section: Mapping[str, Any], train_length: int, typed_keys: Sequence[str]
+) -> dict[str, Any]:
+    """Return values for eval.target_tokens and eval.targets, those of the command if it gives them.
 
     A window scores at most an eighth of its length, so larger blocks would not be cheaper at the training
     length, and smaller blocks would feed more tokens for each target. Blocks are never smaller than a run's.
 
-    section: eval of the configuration. given: the keys in the command.
+    section: `eval` of the configuration. typed_keys: the keys in the command.
     """
     size, count = section["target_tokens"], section["targets"]
     if not isinstance(size, int | None) or not isinstance(train_length, int):
@@ -146,7 +148,7 @@ def _target_blocks(section: Mapping[str, Any], train_length: int, given: Sequenc
     if size is None:
         eighth = largest_power_of_two(min(MAX_BLOCK_TOKENS, max(1, train_length // PART)))
         size = max(eighth, EvalConfig().resolved_target_tokens(train_length))
-    if "eval.targets" not in given:
+    if "eval.targets" not in typed_keys:
         count = max(1, min(MAX_BLOCKS, MAX_SCORED_TARGETS // max(1, size)))
     return {"target_tokens": size, "targets": count}
 

@@ -222,7 +222,7 @@ class CheckpointModel(LanguageModel):
                 else:
                     block.forward = forward
 
-    def _record_output(self, module: nn.Module, fed: Any, output: Any) -> None:
+    def _record_output(self, module: nn.Module, arguments: Any, output: Any) -> None:
         """Append the output of the last layer of a part to the part's `outputs`."""
         if self.outputs is not None:
             self.outputs.append(output)
