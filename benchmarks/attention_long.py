@@ -20,7 +20,7 @@ from pe_bench.encodings.base import LayerEncoding
 from pe_bench.encodings.bias.alibi import ALiBi
 from pe_bench.encodings.compose import Composition
 from pe_bench.inspection.resolve import resolve
-from pe_bench.model.attention import attention, choose, reference_attention
+from pe_bench.model.attention import attention, choose_path, reference_attention
 from pe_bench.model.attention.fused import fused
 from pe_bench.scoring.scorer import flush_denormals
 
@@ -76,7 +76,7 @@ def measured(given: argparse.Namespace, length: int, whole: bool) -> list[list[s
     for name, each in seconds.items():
         row = [name, "", f"{1000 * median(each):.0f}", ratio(seconds, name, PLAIN), ""]
         if name in encodings:
-            row[1] = choose(encodings[name].layer(0), q, position).name
+            row[1] = choose_path(encodings[name].layer(0), q, position).name
             row[-1] = f"{error(encodings[name], inputs, calls[name]()):.0e}"
         rows.append(row)
     return rows

@@ -1,10 +1,10 @@
 """Hold every attention path of a device against float64: `python benchmarks/gpu_paths.py [NAMES]`.
 
-One layer of each kind that an encoding has, with random parameters, runs on the path that `choose` gives it:
-in training and in scoring, in float32 and bfloat16, alone and under a window. The truth is the reference in
-float64 on the same device. Errors: the largest of an output, the largest of a gradient over its largest
-number, and the mean of an output in bfloat16. Exit code 1 where one is too large, or a path fails. NAMES are
-encodings, by default all, and their options.
+One layer of each kind that an encoding has, with random parameters, runs on the path that `choose_path`
+gives it: in training and in scoring, in float32 and bfloat16, alone and under a window. The truth is the
+reference in float64 on the same device. Errors: the largest of an output, the largest of a gradient over its
+largest number, and the mean of an output in bfloat16. Exit code 1 where one is too large, or a path fails.
+NAMES are encodings, by default all, and their options.
 """
 
 import argparse
@@ -28,7 +28,7 @@ from pe_bench.inspection.check.case import (
     layers_of,
     worst,
 )
-from pe_bench.model.attention import attention, choose, reference_attention
+from pe_bench.model.attention import attention, choose_path, reference_attention
 from pe_bench.system.machine import device_name, resolve_device
 
 WINDOW = 128
@@ -124,10 +124,10 @@ def compare(
     truth, slopes = with_gradients(reference_attention, exact, inputs(torch.float64), position, window)
     for dtype in (torch.float32, torch.bfloat16):
         output, gradients = with_gradients(attention, rounded, inputs(dtype), position, window)
-        found.paths[choose(rounded, inputs(dtype)[1].requires_grad_(), position, window).name] = None
+        found.paths[choose_path(rounded, inputs(dtype)[1].requires_grad_(), position, window).name] = None
         with torch.no_grad():
             scored = attention(rounded, *inputs(dtype), position, window)
-            found.paths[choose(rounded, inputs(dtype)[1], position, window).name] = None
+            found.paths[choose_path(rounded, inputs(dtype)[1], position, window).name] = None
         if dtype == torch.bfloat16:
             off = [
                 float((own.double() - truth).abs().nan_to_num(torch.inf).mean()) for own in (output, scored)

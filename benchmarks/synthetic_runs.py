@@ -17,7 +17,7 @@ from pe_bench.runs.job import identity, run_name, setting
 from pe_bench.runs.rows import Row, write_rows
 from pe_bench.runs.scores import Scores, compute_level, keep_slices, save_scores, score_file
 from pe_bench.system.files import write_json
-from pe_bench.system.machine import environment, git_commit, today
+from pe_bench.system.machine import environment, git_commit, utc_now
 
 DATA_HASH = "da7a0123456789abcdef0123456789abcdef0123456789abcdef0123456789ab"
 TARGET_HASH = "7a56e7be5c4ffe01"
@@ -138,5 +138,5 @@ def _empty_row(run: Path, config: Config, setting: str, targets: int) -> Row:
         torch=torch.__version__,
         pe_bench=version("pe-bench"),
         git=git_commit(),
-        date=today(),
+        date=utc_now(),
     )

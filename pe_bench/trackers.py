@@ -31,13 +31,13 @@ class TensorBoard:
     `tensorboard --logdir results/runs` shows all runs.
     """
 
-    def __init__(self, run: Path, config: Config, first: int):
+    def __init__(self, run: Path, config: Config, last_step: int):
         self.writer_class: Any = importlib.import_module("torch.utils.tensorboard").SummaryWriter
         self.folder = run / "tensorboard"
         # Steps after the checkpoint are repeated, so TensorBoard forgets its records of them.
-        purge_step = first + 1 if first else None
+        purge_step = last_step + 1 if last_step else None
         self.writer = self.writer_class(str(self.folder), purge_step=purge_step)
-        if not first:
+        if not last_step:
             lines = [f"{name}: {value}" for name, value in to_plain(config).items()]
             text = "\n".join(lines)
             self.writer.add_text("config", f"```\n{text}\n```")
@@ -71,7 +71,7 @@ class WeightsAndBiases:
     It is outside the run's folder, because wandb makes symbolic links, which a run may not contain.
     """
 
-    def __init__(self, run: Path, config: Config, first: int):
+    def __init__(self, run: Path, config: Config, last_step: int):
         self.library: Any = importlib.import_module("wandb")
         mode = os.environ.get("WANDB_MODE", "offline")
         project = os.environ.get("WANDB_PROJECT", "pe-bench")
@@ -88,7 +88,7 @@ class WeightsAndBiases:
             settings=settings,
         )
         # A record replaces an earlier record with its id on the server, so each record has all steps.
-        for step in read_log(run / "train.csv", first) if mode == "offline" else []:
+        for step in read_log(run / "train.csv", last_step) if mode == "offline" else []:
             self.step(step)
 
     def step(self, step: Step) -> None:
@@ -113,7 +113,7 @@ class WeightsAndBiases:
 class MLflow:
     """A database in the run's `mlflow/` unless MLFLOW_TRACKING_URI names a server."""
 
-    def __init__(self, run: Path, config: Config, first: int):
+    def __init__(self, run: Path, config: Config, last_step: int):
         folder = (run / "mlflow").resolve()
         address = os.environ.get("MLFLOW_TRACKING_URI")
         if address is None:
@@ -159,8 +159,8 @@ class MLflow:
 
 
 # A tracker is created with the run's folder, its configuration and the step of the checkpoint that training
-# continues from. `step` records a row of train.csv. `results` records all rows under the run's own encoding,
-# some of them perhaps again, and its tables with a picture.
+# continues from. `step` records a row of train.csv. `record_results` records all rows under the run's own
+# encoding, some of them perhaps again, and its tables with a picture.
 TRACKERS: dict[str, Callable[[Path, Config, int], Any]] = {
     "tensorboard": TensorBoard,
     "wandb": WeightsAndBiases,
@@ -177,8 +177,8 @@ class Tracking:
         self.tracker = None
         if config.tracker is not None:
             checkpoint = latest_checkpoint(run / "checkpoints")
-            first = checkpoint.step if checkpoint else 0
-            self.tracker = self._call_or_warn(TRACKERS[config.tracker], run, config, first)
+            last_step = checkpoint.step if checkpoint else 0
+            self.tracker = self._call_or_warn(TRACKERS[config.tracker], run, config, last_step)
 
     def step(self, step: Step) -> None:
         """Record a logged step, or a step with a validation loss."""
@@ -226,7 +226,7 @@ def check_tracker(name: str) -> None:
 
 
 def _step_values(step: Step) -> dict[str, float]:
-    """Return the values of a step by name; the validation loss is missing in most steps."""
+    """Return the numbers of a step that trackers record, by name; most steps have no validation loss."""
     values = {"loss": step.loss, "lr": step.lr, "gradient_norm": step.gradient_norm, "seconds": step.seconds}
     if step.validation_loss is not None:
         values["validation_loss"] = step.validation_loss
@@ -234,7 +234,7 @@ def _step_values(step: Step) -> dict[str, float]:
 
 
 def _score_name(row: Row) -> str:
-    """Return the name of a row's level, which trackers draw by length."""
+    """Return the name of the curve of levels by length to which trackers add a row."""
     control = "" if row.control == "none" else f"_{row.control}"
     name = "nats_per_token" if row.loses_text else "bits_per_byte"
     name = "exact" if row.protocol == TASK else name

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pe_bench.errors import UserError, require
 
 MAX_INTEGER = 2**63 - 1  # the largest integer of PyTorch and NumPy
-SHOWN = 60  # characters of a wrong value
+SHOWN_CHARACTERS = 60  # characters of a wrong value
 
 
 class Range(NamedTuple):
@@ -49,7 +49,10 @@ Fraction = Annotated[float, Range(0, 1, is_open=True)]  # a share that is not 0
 
 
 def unknown(word: str, kind: str, names: Iterable[str]) -> str:
-    """Return `unknown key 'x': did you mean 'y'?`, or a list of all names if no name is close."""
+    """Return a message: `unknown key 'x': did you mean 'y'?`, or all names if no name is close.
+
+    kind: the word for the thing, such as key.
+    """
     names = sorted({*names})
     close = [f"'{name}'" for name in close_to(word, names)]
     hint = f"there are: {', '.join(_same_section(word, names))}"
@@ -88,7 +91,7 @@ def _same_section(word: str, names: Sequence[str]) -> Sequence[str]:
 
 
 def check_type(value: Any, kind: Any, key: str) -> Any:
-    """Return `value` as a type, or raise a `UserError` that names the key, the value and the type.
+    """Convert `value` to the type `kind`, or raise a `UserError` that names the key, the value and the type.
 
     Whole floats pass for integers (YAML reads `1e6` as a float) and integers for floats.
     """
@@ -115,12 +118,12 @@ def read_count(text: str) -> int | str:
 
 
 def shown(value: Any) -> str:
-    """Return a wrong value for a message, shortened."""
-    return "null" if value is None else repr(value)[:SHOWN]
+    """Return a wrong value as text for a message, shortened; `null` for None."""
+    return "null" if value is None else repr(value)[:SHOWN_CHARACTERS]
 
 
 def _convert(value: Any, kind: Any) -> Any:
-    """Return a value as a type. Raise `ValueError` for a value of another type."""
+    """Convert a value to the type `kind`. Raise `ValueError` for a value of another type."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
         # Text comes last: it accepts numbers too, so that `tokenizer.name=123` is a name.
@@ -191,7 +194,10 @@ def without_none(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def listed(values: str | Path | Sequence[Any] | None) -> list[Any]:
-    """Return a list of values, also for a single value or for None. Raise `UserError` for other types."""
+    """Return values as a list: [] for None, one item for a text or a path.
+
+    Raises `UserError` for other types.
+    """
     if values is None:
         return []
     if isinstance(values, str | Path):
@@ -209,7 +215,7 @@ def check_texts(key: str, *values: Any) -> None:
 
 
 def plain_value(value: Any) -> Any:
-    """Return a value for YAML: paths as text, numbers and arrays of NumPy as numbers and lists of Python."""
+    """Convert a value for YAML: a path to text, a tuple to a list, NumPy's numbers and arrays to Python's."""
     if hasattr(value, "tolist"):
         return value.tolist()
     if isinstance(value, list | tuple | range):
@@ -218,7 +224,7 @@ def plain_value(value: Any) -> Any:
 
 
 def list_of_numbers(value: Any) -> list[Any]:
-    """Return numbers, an array of NumPy or a single number as a list, without a check of its items."""
+    """Convert numbers, an array of NumPy or a single number to a list, without a check of its items."""
     plain = plain_value(value)
     return plain if isinstance(plain, list) else [plain]
 
@@ -258,7 +264,7 @@ def check_utf8(values: Any, key: str) -> None:
 
 
 def check_folder(folder: str | Path, key: str, *, is_written: bool = False) -> Path:
-    """Return the folder, which need not exist yet.
+    """Return the path of a folder, which need not exist yet, with a home folder for `~`.
 
     Raises `UserError` if a file is in its way, or if a folder that `is_written` cannot be written.
     """

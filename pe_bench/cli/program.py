@@ -11,7 +11,7 @@ import typer
 from pe_bench.cli.app import app
 from pe_bench.errors import RunError, UserError, first_line
 from pe_bench.runs.typed import VARIABLE
-from pe_bench.system.signals import EXIT_CODE, Stopped, rank, stop_on_signal, world_size
+from pe_bench.system.signals import INTERRUPTED_EXIT_CODE, Stopped, rank, stop_on_signal, world_size
 from pe_bench.system.terminal import say
 from pe_bench.values import check_utf8
 
@@ -58,7 +58,7 @@ def run(arguments: list[str]) -> int:
     except (RunError, OSError) as error:
         return _print_failure(first_line(error), 1)
     except (Stopped, typer.Abort) as error:
-        return _print_failure(str(error) or "interrupted", EXIT_CODE)
+        return _print_failure(str(error) or "interrupted", INTERRUPTED_EXIT_CODE)
     except Exception as error:  # Typer's usage errors, and any fault
         code, message = getattr(error, "exit_code", None), getattr(error, "format_message", None)
         if code is None or message is None:
@@ -67,7 +67,7 @@ def run(arguments: list[str]) -> int:
         if arguments[:1] == ["train"] and "No such option" in text:
             text += "; keys are KEY=VALUE: `pe-bench list keys`"
         return _print_failure(text, code)
-    return _print_failure("interrupted", EXIT_CODE) if code == EXIT_CODE else code
+    return _print_failure("interrupted", INTERRUPTED_EXIT_CODE) if code == INTERRUPTED_EXIT_CODE else code
 
 
 def _print_failure(message: str, code: int) -> int:

@@ -460,7 +460,7 @@ def score_finished(
         judged = key_slices(judge, plans, job.config.train.length)
     if trained is None:
         models_under(job, replacements)  # so that an error in the last comes before anything is written
-    with at_work(job, waits, machine.LESS_TO_SCORE):
+    with at_work(job, waits, machine.LESS_MEMORY_IN_SCORING):
         if trained is None:
             write_description(job)
         else:

@@ -25,7 +25,7 @@ from pe_bench.hf.load import checkpoint_config
 from pe_bench.hf.opened import open_checkpoint
 from pe_bench.hf.source import (
     CONFIG,
-    GENERATION,
+    GENERATION_CONFIG,
     INDEX,
     TOKENIZER,
     TOKENIZER_CONFIG,
@@ -41,7 +41,7 @@ from pe_bench.runs.find import find_run
 from pe_bench.runs.folder import RunFolder, read_config
 from pe_bench.runs.typed import recorded_commands
 from pe_bench.scoring.other_encodings import find_others, read_with
-from pe_bench.system.files import TEMPORARY, name_write_errors
+from pe_bench.system.files import TEMPORARY_PREFIX, name_write_errors
 from pe_bench.system.terminal import say
 from pe_bench.training.checkpoint import WEIGHTS, load_weights, require_trained
 
@@ -59,7 +59,7 @@ def export_run(name: str, folder: Path, results_dir: Path) -> None:
     assert isinstance(model, Decoder)
     settings, is_interleaved = exported_settings(config, model, job.data.end_of_text)
     load_weights(trained.path, model)
-    temporary = folder.with_name(f"{TEMPORARY}{secrets.token_hex(4)}-{folder.name}")
+    temporary = folder.with_name(f"{TEMPORARY_PREFIX}{secrets.token_hex(4)}-{folder.name}")
     with name_write_errors(folder):
         temporary.mkdir(parents=True)
         try:
@@ -99,7 +99,7 @@ def export_hf_model(text: str, scaling: str, folder: Path, results_dir: Path) ->
     has_factor = spec.base.options.get("factor", 1.0) is not None
     require(has_factor, f"--with {scaling} has another factor in each window, and a file has one: {way_out}")
     values = rescaled_config(source, opened, spec, length)
-    temporary = folder.with_name(f"{TEMPORARY}{secrets.token_hex(4)}-{folder.name}")
+    temporary = folder.with_name(f"{TEMPORARY_PREFIX}{secrets.token_hex(4)}-{folder.name}")
     with name_write_errors(folder):
         temporary.mkdir(parents=True)
         try:
@@ -120,7 +120,7 @@ def export_hf_model(text: str, scaling: str, folder: Path, results_dir: Path) ->
 
 def _copy_files(source: Source, folder: Path) -> None:
     """Copy the weights and the tokenizer of a Hugging Face model to a folder."""
-    names = [TOKENIZER, TOKENIZER_CONFIG, GENERATION]
+    names = [TOKENIZER, TOKENIZER_CONFIG, GENERATION_CONFIG]
     if source.is_indexed:
         names.append(INDEX)
     files = [source.folder / name for name in names]

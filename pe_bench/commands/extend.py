@@ -20,7 +20,7 @@ from pe_bench.commands.job import load_trained, trusted
 from pe_bench.commands.sweep.run import launch
 from pe_bench.config.arguments import typed_values
 from pe_bench.config.schema import Config
-from pe_bench.config.sweeps import Planned, Typed, check_launcher, planned, sorted_by_use
+from pe_bench.config.sweeps import Planned, Typed, check_launcher, plan_jobs, sort_by_use
 from pe_bench.errors import RunError, UserError, first_line, require
 from pe_bench.hf.load import checkpoint_config
 from pe_bench.render.grid import text_of
@@ -128,7 +128,7 @@ def extend_runs(
     first_stages = [path for path in paths if RunFolder(path).first_stage is None]
     paths = without_tries(first_stages or paths)
     config = read_config(paths[0])
-    typed = sorted_by_use(overrides)
+    typed = sort_by_use(overrides)
     given = _checked_values(paths, config, typed, is_trained=tokens is not None)
     request = Evaluation(
         targets=targets,
@@ -190,7 +190,7 @@ def _checked_values(
     lines = {(row.setting, row.encoding) for row in rows}
     keys = ", ".join(differing[:3]) or "their code"
     require(len(lines) == 1, f"{names} differ in {keys}: name runs that differ only in the seed")
-    jobs = planned(typed.job_overrides, config.search, choice=own_choice(config), values=own_values(config))
+    jobs = plan_jobs(typed.job_overrides, config.search, choice=own_choice(config), values=own_values(config))
     for text in typed.run_overrides:
         message = f"{text} is for further training, and without --tokens there is none: give --tokens"
         require(is_trained, message)
@@ -264,7 +264,7 @@ class StageJobs:
         for run in self.runs:
             run_values = {**values, key: run.name, "seed": read_config(run).seed}
             choice = own_choice(self.config)
-            for job in planned(self.overrides, self.config.search, choice=choice, values=run_values):
+            for job in plan_jobs(self.overrides, self.config.search, choice=choice, values=run_values):
                 words = [*job.swept]
                 if len(self.runs) > 1:
                     words.insert(0, f"{key}={run.name}")

@@ -27,7 +27,7 @@ from pe_bench.errors import require
 from pe_bench.hf.export import require_rescaled, rescaled_config, write_weights
 from pe_bench.hf.load import checkpoint_config
 from pe_bench.hf.opened import Opened, open_checkpoint
-from pe_bench.hf.source import PREFIX, Source, load_config, read_source
+from pe_bench.hf.source import HF_PREFIX, Source, load_config, read_source
 from pe_bench.hf.training import FurtherTraining, Settings, train_further, trained_parameters
 from pe_bench.report.build import build_tables
 from pe_bench.report.groups import Selection
@@ -273,7 +273,7 @@ def _write_model(stage: Stage, opened: Opened, about: dict[str, Any]) -> None:
         write_weights(folder, stage.source, opened.model.causal, stage.values)
         shutil.copyfile(stage.workplace / "train.csv", folder / "train.csv")
         write_json(folder / "training.json", about)
-        written = Source(f"{PREFIX}{folder}", folder)
+        written = Source(f"{HF_PREFIX}{folder}", folder)
         difference = require_rescaled(written, opened, stage.other.encoding, stage.config.trained_length)
     shutil.rmtree(stage.workplace)
     equal = f"its logits in transformers are equal to {difference:.1g} of the largest"
@@ -298,7 +298,7 @@ def _score_all(
         request = replace(request, lengths=sorted({quarter, trained, length}))
     runs = [prepare(text, replace(request, with_=tuple(requested))).score()]
     for stage in stages:
-        runs.append(prepare(f"{PREFIX}{stage.target}", request).score())
+        runs.append(prepare(f"{HF_PREFIX}{stage.target}", request).score())
     rows = list(chain.from_iterable(run.scored for run in runs))
     hashes = dict.fromkeys(row.target_hash for row in rows)
     labels = {row.scored_with for row in rows}

@@ -18,7 +18,7 @@ from pe_bench.errors import RunError, UserError, require
 from pe_bench.hf.load import load_checkpoint
 from pe_bench.model.attention.native import training_kernel, usable_kernel
 from pe_bench.model.checks import (
-    TEXTS,
+    WINDOWS_TO_CHECK,
     dry_run_training,
     refuse_lookahead,
     refuse_lookahead_in_text,
@@ -63,7 +63,7 @@ def load(config: Config, planner: Planner = make_plans, run: Path | None = None)
     config = replace(config, encoding=encoding.values)
     with user_code_errors():
         model = build_decoder(config, data.vocabulary, encoding)
-    machine.share_cores()
+    machine.adapt_threads()
     dry_run_training(model, config.train.length, config.encoding["name"])
     if config.train.only:
         rates = model.encoding.lr_multiples(config.train.encoding_lr)
@@ -92,7 +92,7 @@ def load(config: Config, planner: Planner = make_plans, run: Path | None = None)
 def _windows_of_text(data: Data, length: int) -> Tensor:
     """Return windows of the training text, int64 [n, length]. Raise `UserError` for data without windows."""
     sides = {side: windows_of(data, length, side=side) for side in ("training", "validation")}
-    batch = sides["training"].batch(TEXTS, seed=0, step=0)
+    batch = sides["training"].batch(WINDOWS_TO_CHECK, seed=0, step=0)
     return batch.tokens[:, :length]
 
 
@@ -193,7 +193,7 @@ def write_result(job: Job, trained: checkpoint.Checkpoint | None) -> None:
     if trained is not None:
         result |= {"steps": trained.step, "loss": trained.loss, "train_seconds": trained.train_seconds}
         result["train_dtype"] = job.train_dtype
-    write_json(job.folder / "result.json", {**result, "finished": machine.today()})
+    write_json(job.folder / "result.json", {**result, "finished": machine.utc_now()})
 
 
 # With its trained weights

@@ -30,7 +30,15 @@ from pe_bench.scoring.protocols import Plan
 from pe_bench.scoring.rows import operations, operations_of_pass, row_key, scored_rows
 from pe_bench.scoring.slices import keep_derived
 from pe_bench.system import machine
-from pe_bench.system.cost import Listener, Pace, count, expect, listener, print_cost_once, report_cost_to
+from pe_bench.system.cost import (
+    Listener,
+    Pace,
+    count,
+    current_listener,
+    expect,
+    print_cost_once,
+    report_cost_to,
+)
 from pe_bench.system.signals import rank, world_size
 from pe_bench.system.terminal import Bars, progress_bar, say
 from pe_bench.trackers import Tracking, check_tracker
@@ -103,7 +111,7 @@ def finish(
         if not group.is_first:
             fit(job, lambda step: None, group)
             return []
-        with at_work(job, waits, machine.LESS_TO_TRAIN):
+        with at_work(job, waits, machine.LESS_MEMORY_IN_TRAINING):
             with closing(Tracking(job.folder, job.config)) as tracked:
                 rows = _train_and_score(job, plans, bars, tracked, group)
                 tracked.record_results(read_rows(job.folder / "eval.csv"))
@@ -119,7 +127,7 @@ def _finish_in_processes(job: Job, processes: int, bars: Bars, waits: Callable[[
         parent = str(job.source.parents[1])
         config = replace(config, train=replace(config.train, from_run=parent))
     with explain_stop(job), runs.record_error(job.folder):
-        start_processes(processes, _finish_in_process, config, bars, waits, listener())
+        start_processes(processes, _finish_in_process, config, bars, waits, current_listener())
 
 
 def _finish_in_process(

@@ -8,13 +8,13 @@ from typing import Any
 
 from pe_bench.config.compose import compose
 from pe_bench.config.groups import GROUPS, find_name, keys_in
-from pe_bench.config.overrides import Override, in_full, parse_override, unknown_key
+from pe_bench.config.overrides import Override, parse_override, unknown_key, with_whole_key
 from pe_bench.config.parse import parse_config
 from pe_bench.config.schema import KEYS, Config
 from pe_bench.errors import require
 from pe_bench.values import close_to
 
-WORD = re.compile(r"""(?:[^\s'"\[]|'[^']*'|"[^"]*"|\[[^\]]*\])+""")
+OVERRIDE_WORD = re.compile(r"""(?:[^\s'"\[]|'[^']*'|"[^"]*"|\[[^\]]*\])+""")
 
 
 def names_and_overrides(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -45,7 +45,7 @@ def configs_of(arguments: Sequence[str], search: Sequence[Path] = ()) -> dict[st
     used_options: set[Override] = set()
     for name in names:
         values = compose([f"encoding={name}", *shared], search)
-        in_whole = {option: in_full(name, values["encoding"], option) for option in options}
+        in_whole = {option: with_whole_key(name, values["encoding"], option) for option in options}
         used_options |= {option for option, whole in in_whole.items() if whole or option.prefix}
         chosen = [str(option) for option in in_whole.values() if option]
         if chosen:
@@ -81,7 +81,7 @@ def typed_values(overrides: Sequence[str]) -> dict[str, str | None]:
 
 def overrides_in(text: str) -> list[str]:
     """Return the overrides of a text such as `rope base=500000`, `my.py:RootBias` or `rope+logn`."""
-    words = WORD.findall(text)
+    words = OVERRIDE_WORD.findall(text)
     require(bool(words), f"'{text}' names no encoding; say my.py:RootBias, 'rope base=500000' or rope+logn")
     name, *options = words
     encoding, *modifiers = name.split("+")

@@ -28,26 +28,26 @@ from pe_bench.config.groups import (
     read_model,
 )
 from pe_bench.config.overrides import (
-    CONFIG,
+    ROOT_CONFIG,
     Override,
-    cause,
+    escape_interpolations,
     explain_hydra_errors,
     for_hydra,
-    literal,
     parse_override,
     quote,
     unknown_key,
+    user_error_behind,
     values_of,
 )
 from pe_bench.config.parse import parse_config, to_plain
 from pe_bench.config.schema import KEYS, Config
-from pe_bench.encodings.signatures import NOT_OPTIONS, complete
+from pe_bench.encodings.signatures import NOT_OPTIONS, with_all_options
 from pe_bench.errors import UserError, first_line, require
 
 # The environment variable with overrides before the user's own, for tests of the README's commands.
 OVERRIDES_VARIABLE = "PE_BENCH_OVERRIDES"
-LAUNCH = "launch"  # the file of jobs that are plain numbers
-CATALOGUE = "catalogue"  # a key with several encodings, by their names
+LAUNCH_CONFIG = "launch"  # the file of jobs that are plain numbers
+CATALOGUE_KEY = "catalogue"  # a key with several encodings, by their names
 
 
 def compose(overrides: Sequence[str], search: Sequence[Path] = ()) -> dict[str, Any]:
@@ -56,7 +56,7 @@ def compose(overrides: Sequence[str], search: Sequence[Path] = ()) -> dict[str, 
 
 
 def _compose_completed(overrides: Sequence[str], search: Sequence[Path]) -> dict[str, Any]:
-    """Compose overrides that `complete_overrides` has completed."""
+    """Compose the configuration of overrides that `complete_overrides` has completed, as plain values."""
     with explain_hydra_errors(overrides, search), _hydra(search):
         return _plain_values(_merge(overrides, search), search)
 
@@ -91,7 +91,7 @@ def compose_over(
         composed = _merge(completed, search)
         for key, value in values.items():
             if key not in named:
-                OmegaConf.update(composed, key, literal(value), merge=False, force_add=True)
+                OmegaConf.update(composed, key, escape_interpolations(value), merge=False, force_add=True)
         return _plain_values(composed, search)
 
 
@@ -116,7 +116,7 @@ def _merge(overrides: Sequence[str], search: Sequence[Path]) -> Any:
                 return merged
         except HydraException:
             pass  # Hydra's own composition says what is wrong
-    return hydra_compose(CONFIG, [*overrides])
+    return hydra_compose(ROOT_CONFIG, [*overrides])
 
 
 def _choices_and_values(overrides: Sequence[str]) -> tuple[list[str], list[str] | None]:
@@ -160,12 +160,12 @@ def _merged_files(choices: Sequence[str], search: Sequence[Path], changes: Seque
     """
     from hydra import compose as hydra_compose
 
-    return hydra_compose(CONFIG, [*choices])
+    return hydra_compose(ROOT_CONFIG, [*choices])
 
 
 def _changes_of_files() -> tuple[tuple[str, int], ...]:
     """Return the path of each shipped YAML file, and when the file was changed."""
-    paths = [config_dir() / f"{CONFIG}.yaml"]
+    paths = [config_dir() / f"{ROOT_CONFIG}.yaml"]
     for group in GROUPS:
         paths += (config_dir() / group).glob("*.yaml")
     return tuple((str(path), path.stat().st_mtime_ns) for path in paths)
@@ -193,7 +193,7 @@ def choose_encoding(name: str, modifiers: Sequence[str], search: Sequence[Path] 
 def resolve_encoding(
     encoding: Mapping[str, Any], options: Mapping[str, Any], config: Config
 ) -> dict[str, Any]:
-    """Return a chosen encoding with the values that it would have in a configuration.
+    """Return an encoding with its interpolations resolved, as it would be in a configuration.
 
     options: values by keys such as `encoding.base`; a nested encoding as a value replaces all of the option.
     Raises `UserError`.
@@ -202,7 +202,7 @@ def resolve_encoding(
     from omegaconf.errors import OmegaConfBaseException
 
     register_resolvers()
-    composed = OmegaConf.create({**literal(to_plain(config)), "encoding": dict(encoding)})
+    composed = OmegaConf.create({**escape_interpolations(to_plain(config)), "encoding": dict(encoding)})
     OmegaConf.set_struct(composed, True)
     for key, value in options.items():
         is_encoding = isinstance(value, Mapping) and "name" in value
@@ -214,16 +214,16 @@ def resolve_encoding(
 
 
 def resolve_encodings(names: Sequence[str], config: Config) -> dict[str, dict[str, Any]]:
-    """Return encodings of pe-bench by name, with the values that they would have in a configuration.
+    """Return encodings of pe-bench by name, with interpolations resolved as in a configuration.
 
-    Hydra would take 20 ms for each.
+    This does not call Hydra, which would take 20 ms for each.
     """
     from omegaconf import OmegaConf
 
     register_resolvers()
     chosen = {name: choose_encoding(name, ()) for name in names}
-    composed = OmegaConf.create({**literal(to_plain(config)), CATALOGUE: chosen})
-    return _plain_values(composed)[CATALOGUE]
+    composed = OmegaConf.create({**escape_interpolations(to_plain(config)), CATALOGUE_KEY: chosen})
+    return _plain_values(composed)[CATALOGUE_KEY]
 
 
 def parse_composed(composed: Any) -> Config:
@@ -244,7 +244,7 @@ def multirun(
     # Each process would resolve an interpolation to another folder.
     in_folder = [*overrides, f"hydra.sweep.dir={quote(str(folder))}"]
     with explain_hydra_errors(in_folder, search), _hydra(search) as hydra:
-        hydra.multirun(CONFIG, task, in_folder)
+        hydra.multirun(ROOT_CONFIG, task, in_folder)
 
 
 def call_by_number(jobs: int, launcher: Sequence[str], task: Callable[[int], None], folder: Path) -> None:
@@ -259,7 +259,7 @@ def call_by_number(jobs: int, launcher: Sequence[str], task: Callable[[int], Non
         task(int(composed.job))
 
     with explain_hydra_errors(overrides), _hydra() as hydra:
-        hydra.multirun(LAUNCH, call_task, overrides)
+        hydra.multirun(LAUNCH_CONFIG, call_task, overrides)
 
 
 def compose_launcher(launcher: Sequence[str]) -> None:
@@ -267,13 +267,13 @@ def compose_launcher(launcher: Sequence[str]) -> None:
     from hydra import compose as hydra_compose
 
     with explain_hydra_errors(launcher), _hydra():
-        hydra_compose(LAUNCH, [*launcher], return_hydra_config=True)
+        hydra_compose(LAUNCH_CONFIG, [*launcher], return_hydra_config=True)
 
 
 def print_config(overrides: Sequence[str], search: Sequence[Path]) -> None:
-    """Print the keys of a job. Raises `UserError`."""
+    """Print the composed configuration of a job as YAML. Raises `UserError`."""
     with explain_hydra_errors(overrides, search), _hydra(search) as hydra:
-        hydra.show_cfg(CONFIG, [*overrides], cfg_type="job", package=None)
+        hydra.show_cfg(ROOT_CONFIG, [*overrides], cfg_type="job", package=None)
 
 
 @contextmanager
@@ -338,7 +338,7 @@ def _encoding_source() -> type[Any]:
             if group in ("encoding", "modifier") and isinstance(raw_part, dict):
                 is_named = group == "encoding" and "class" in raw_part
                 named = {"name": name.removesuffix(".yaml")} if is_named else {}
-                completed = complete({**named, **raw_part}, (Path(self.path),))
+                completed = with_all_options({**named, **raw_part}, (Path(self.path),))
                 result.config = OmegaConf.create(completed)
             return result
 
@@ -388,10 +388,10 @@ def _plain_values(composed: Any, search: Sequence[Path] = ()) -> dict[str, Any]:
             raw_values["encoding"] = _with_nested(raw_values["encoding"], search, "encoding")
         values: Any = OmegaConf.to_container(OmegaConf.create(raw_values), resolve=True)
     except OmegaConfBaseException as error:
-        raise cause(error) or UserError(first_line(error)) from error
+        raise user_error_behind(error) or UserError(first_line(error)) from error
     parts = [(raw_values, values, "encoding")]
-    for name in raw_values.get(CATALOGUE, ()):
-        parts.append((raw_values[CATALOGUE], values[CATALOGUE], name))
+    for name in raw_values.get(CATALOGUE_KEY, ()):
+        parts.append((raw_values[CATALOGUE_KEY], values[CATALOGUE_KEY], name))
     for source, target, key in parts:
         if isinstance(target.get(key), dict):
             preset = _read_preset(str(source[key].get("name")), search)
@@ -449,7 +449,7 @@ def _read_preset(name: str, search: Sequence[Path]) -> dict[str, Any]:
     if not file.is_file() or any(map(Path.is_file, own_files)):
         return {}
     options = yaml.safe_load(file.read_text(encoding="utf-8"))
-    completed = complete(options, (config_dir(),))
+    completed = with_all_options(options, (config_dir(),))
     return {option: completed[option] for option in options}
 
 

@@ -13,22 +13,22 @@ from pe_bench.encodings.signatures import (
     MISSING,
     NOT_OPTIONS,
     SIZES,
-    complete,
+    missing_class_error,
     options_of,
     read_part,
-    without_class,
+    with_all_options,
 )
 from pe_bench.errors import UserError, require
 from pe_bench.values import unknown
 
 GROUPS = ("encoding", "model", "data", "task", "tokenizer", "experiment", "modifier")
 DEFAULT_ENCODING = "rope"  # the encoding in train.yaml
-MAY_BE_NONE = ("task", "experiment")
+OPTIONAL_GROUPS = ("task", "experiment")
 OPTIONS_OF_GROUP = {"encoding": "encoding.", "modifier": "encoding.modifiers.", "task": "task."}
-ALSO = re.compile(r"\A# also: (.+)$", re.MULTILINE)
-CHOICE = re.compile(r"[\w./:-]+")  # a name in a list
+ALIAS_LINE = re.compile(r"\A# also: (.+)$", re.MULTILINE)
+CHOSEN_NAME = re.compile(r"[\w./:-]+")  # a name in a list
 IN_PROPORTION = re.compile(r"\$\{in_proportion:(\d+),")
-PAPER = re.compile(r"^# paper: (.+)$", re.MULTILINE)
+PAPER_LINE = re.compile(r"^# paper: (.+)$", re.MULTILINE)
 DIRECTIVES = ("# also: ", "# paper: ", "# @package ")  # comments for programs
 
 
@@ -36,7 +36,7 @@ def aliases() -> dict[str, str]:
     """Return the aliases of encodings, each with the name of the encoding's file."""
     names = {}
     for path in sorted((config_dir() / "encoding").glob("*.yaml")):
-        also = ALSO.search(path.read_text(encoding="utf-8"))
+        also = ALIAS_LINE.search(path.read_text(encoding="utf-8"))
         if also:
             names |= dict.fromkeys(also[1].split(", "), path.stem)
     return names
@@ -49,7 +49,7 @@ def find_name(group: str, typed: str, search: Sequence[Path] = ()) -> str:
     for an unknown name.
     """
     if group == "encoding" and typed.endswith(".py"):
-        raise without_class(typed, search)
+        raise missing_class_error(typed, search)
     if group == "model" and typed.endswith(".yaml"):
         require(
             is_model_file(typed), f"model={typed}: there is no such file; `pe-bench list models` has names"
@@ -106,7 +106,7 @@ def paper(name: str, group: str = "encoding") -> str:
     Empty if the file names none, for example because its class does.
     """
     file = config_dir() / group / f"{name}.yaml"
-    named = PAPER.search(file.read_text(encoding="utf-8"))
+    named = PAPER_LINE.search(file.read_text(encoding="utf-8"))
     return named[1] if named else ""
 
 
@@ -138,7 +138,7 @@ def is_model_file(name: str) -> bool:
 
 
 def read_model(file: Path) -> dict[str, Any]:
-    """Return the sizes in a user's file of a model; missing sizes are as in tiny.yaml.
+    """Return the sizes in a user's file for `model=FILE`; missing sizes are as in tiny.yaml.
 
     Raises `UserError` for a file that is no mapping, or for an unknown key.
     """
@@ -167,7 +167,7 @@ def read_choice(group: str, name: str, search: Sequence[Path] = ()) -> dict[str,
     Raises `UserError` for a missing file.
     """
     if ":" in name:
-        return complete({"name": name.rpartition(":")[2], "class": name}, search)
+        return with_all_options({"name": name.rpartition(":")[2], "class": name}, search)
     folders = (config_dir(), *search)
     files = [folder / group / f"{name}.yaml" for folder in folders]
     file = next(filter(Path.is_file, files), None)
@@ -221,7 +221,7 @@ def option_keys(overrides: Sequence[str], search: Sequence[Path] = ()) -> Iterat
         key, _, value = text.partition("=")
         values_by_key[key] = value
     groups = ("encoding", "modifier", "task")
-    names = {group: CHOICE.findall(values_by_key.get(group, "")) for group in groups}
+    names = {group: CHOSEN_NAME.findall(values_by_key.get(group, "")) for group in groups}
     for name in names["encoding"] or [DEFAULT_ENCODING]:
         with suppress(UserError):  # the name may be half typed
             if ":" in name:  # outside code, which only training may run
@@ -239,10 +239,10 @@ def option_keys(overrides: Sequence[str], search: Sequence[Path] = ()) -> Iterat
         yield from (f"task.{option}" for option in task if option != "name")
 
 
-LINE = re.compile(r"( *)(\w+): *([^#]*?)(?: +# (.*))?")
+KEY_LINE = re.compile(r"( *)(\w+): *([^#]*?)(?: +# (.*))?")
 # Groups with listed keys, each with the name of the file that explains the keys.
 KEYS_OF_GROUPS = {"model": "tiny", "data": "files"}
-GROUP = re.compile(r" *- (\w+): (\S+) +# (.*)")
+GROUP_LINE = re.compile(r" *- (\w+): (\S+) +# (.*)")
 
 
 class Key(NamedTuple):
@@ -275,13 +275,16 @@ def _without_interpolation(default: str) -> str:
 
 
 def _keys_in_text(text: str) -> Iterator[Key]:
-    """Yield the keys in the text of a YAML file: its groups up to the first empty line, then its settings."""
+    """Yield the keys in the text of a YAML file, with their defaults and comments.
+
+    Groups come up to the first empty line, then settings.
+    """
     groups, _, settings = text.partition("\n\n")
-    for match in map(GROUP.fullmatch, groups.splitlines()):
+    for match in map(GROUP_LINE.fullmatch, groups.splitlines()):
         if match:
             yield Key(*match.groups())
     section = ""
-    for match in map(LINE.fullmatch, settings.splitlines()):
+    for match in map(KEY_LINE.fullmatch, settings.splitlines()):
         if not match:
             continue
         indent, name, default, meaning = match.groups(default="")

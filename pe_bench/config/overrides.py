@@ -10,26 +10,34 @@ from typing import Any
 
 import yaml
 
-from pe_bench.config.groups import GROUPS, MAY_BE_NONE, find_name, keys_in, names_in, option_keys, plain_keys
+from pe_bench.config.groups import (
+    GROUPS,
+    OPTIONAL_GROUPS,
+    find_name,
+    keys_in,
+    names_in,
+    option_keys,
+    plain_keys,
+)
 from pe_bench.errors import UserError, first_line, how_to_install, require
 from pe_bench.values import plain_value, read_count, unknown
 
-CONFIG = "train"  # the file at the root of every configuration
+ROOT_CONFIG = "train"  # the file at the root of every configuration
 EXTRA_OF_LAUNCHER = {"joblib": "joblib", "submitit_local": "slurm", "submitit_slurm": "slurm", "ray": "ray"}
-PREFIXES = "+~"
-KEY = re.compile(r"[A-Za-z_][\w$/@.:-]*", re.ASCII)
-PLAIN = re.compile(r"[A-Za-z_./][\w./:@+-]*", re.ASCII)
-NOT_TEXT = ("null", "true", "false", "nan", "inf")  # plain text that Hydra reads as another type
+OVERRIDE_PREFIXES = "+~"
+KEY_NAME = re.compile(r"[A-Za-z_][\w$/@.:-]*", re.ASCII)
+PLAIN_TEXT = re.compile(r"[A-Za-z_./][\w./:@+-]*", re.ASCII)
+NOT_TEXT_WORDS = ("null", "true", "false", "nan", "inf")  # plain text that Hydra reads as another type
 # A value of names only; Hydra reads patterns, quoted texts and other values.
-NAME = r"(?:[\w.+-]+|[\w.+/~ -]+(?::\w+|\.py))"
-LISTS = ("eval.lengths", "train.betas")  # keys
-NUMBERS = re.compile(r"[\d.,]+")
+NAME_VALUE = r"(?:[\w.+-]+|[\w.+/~ -]+(?::\w+|\.py))"
+LIST_KEYS = ("eval.lengths", "train.betas")  # keys
+NUMBERS_VALUE = re.compile(r"[\d.,]+")
 COUNT_KEY = re.compile(r"(train|eval|data)\.((\w+_)?tokens)")
-COUNT = re.compile(r"(?<![\w.])[\"']?(\d+(?:\.\d+)?[kM])[\"']?(?![\w.])")
-NAMES = re.compile(rf"\[?{NAME}(,{NAME})*,?\]?", re.ASCII)
+SHORT_COUNT = re.compile(r"(?<![\w.])[\"']?(\d+(?:\.\d+)?[kM])[\"']?(?![\w.])")
+NAMES_VALUE = re.compile(rf"\[?{NAME_VALUE}(,{NAME_VALUE})*,?\]?", re.ASCII)
 # Hydra's messages
-REFUSED_KEY = re.compile(r"Could not override '(.*)'")
-SEVERAL = re.compile(r"Ambiguous value for argument '(.*)'")
+REFUSED_KEY_MESSAGE = re.compile(r"Could not override '(.*)'")
+SEVERAL_VALUES_MESSAGE = re.compile(r"Ambiguous value for argument '(.*)'")
 
 
 @dataclass(frozen=True)
@@ -47,19 +55,19 @@ class Override:
 
     @property
     def section(self) -> str:
-        """`train` of `train.length=128`."""
+        """The section of the key: `train` of `train.length=128`."""
         return self.key.partition(".")[0]
 
 
 def parse_override(text: str) -> Override:
-    bare = text.lstrip(PREFIXES)
+    bare = text.lstrip(OVERRIDE_PREFIXES)
     key, equals, value = bare.partition("=")
     prefix = text.removesuffix(bare)
     return Override(prefix, key, value if equals else None)
 
 
 def quote(value: Any) -> str:
-    """Write a plain value in Hydra's grammar; no character of a text has a special meaning, not even `${`."""
+    """Write a plain value in Hydra's grammar; texts are quoted, so that not even `${` has a meaning."""
     if isinstance(value, Mapping):
         entries = [f"{quote(key)}:{quote(inner)}" for key, inner in value.items()]
         return "{" + ",".join(entries) + "}"
@@ -69,21 +77,21 @@ def quote(value: Any) -> str:
         return "null" if value is None else str(value).lower()
     if not isinstance(value, str):
         return repr(value)
-    if PLAIN.fullmatch(value) and value.lower() not in NOT_TEXT:
+    if PLAIN_TEXT.fullmatch(value) and value.lower() not in NOT_TEXT_WORDS:
         return value
-    text = literal(value)
+    text = escape_interpolations(value)
     # Backslashes before a quote, or at the end before the closing quote, are doubled.
     doubled = re.sub(r'(\\*)("|\Z)', r"\1\1\2", text)
     escaped = doubled.replace('"', '\\"')
     return f'"{escaped}"'
 
 
-def literal(value: Any) -> Any:
-    """Return a plain value for OmegaConf, with `${` escaped in texts."""
+def escape_interpolations(value: Any) -> Any:
+    """Return a plain value with `${` escaped in its texts, so that OmegaConf interpolates nothing."""
     if isinstance(value, Mapping):
-        return {key: literal(inner) for key, inner in value.items()}
+        return {key: escape_interpolations(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [literal(inner) for inner in value]
+        return [escape_interpolations(inner) for inner in value]
     if isinstance(value, str):
         return re.sub(r"(\\*)\$\{", lambda match: match[1] * 2 + r"\${", value)
     return value
@@ -101,8 +109,11 @@ def overrides_of(key: str, value: Any) -> Iterator[str]:
         yield f"{key}={quote(plain_value(value))}"
 
 
-def in_full(name: str, encoding: Mapping[str, Any], option: Override) -> Override | None:
-    """Return an option with its whole key in the encoding `name` or a modifier; None if neither has it."""
+def with_whole_key(name: str, encoding: Mapping[str, Any], option: Override) -> Override | None:
+    """Return an option such as `base=500` with its whole key, `encoding.base`, as `full_key` finds it.
+
+    Return None if neither the encoding `name` nor a modifier of it has the option.
+    """
     if "." in option.key and option.prefix:
         return option
     key = full_key(name, encoding, option.key)
@@ -110,7 +121,10 @@ def in_full(name: str, encoding: Mapping[str, Any], option: Override) -> Overrid
 
 
 def full_key(name: str, encoding: Mapping[str, Any], key: str) -> str | None:
-    """Return the whole key of an option, of the encoding `name` or a modifier; None if neither has it."""
+    """Return the whole key of an option, such as `encoding.base` for `base`.
+
+    encoding: the values of the encoding `name` with its modifiers; None if none of them has the option.
+    """
     keys = set(keys_in(encoding, "encoding."))
     if "." in key:
         return key if key in keys else None
@@ -178,18 +192,18 @@ def _checked_override(text: str, search: Sequence[Path]) -> Override:
     group = override.key
     value = override.value or ""
     lacks_value = override.value is None and override.prefix != "~"
-    if lacks_value or not KEY.fullmatch(group):
+    if lacks_value or not KEY_NAME.fullmatch(group):
         groups = [each for each in GROUPS if text in names_in(each, search)]
         way_out = f"{groups[0]}={text}" if groups else "KEY=VALUE, without spaces around ="
         raise UserError(f"'{text}' cannot be read: write {way_out}")
     is_several = group in GROUPS and group != "modifier" and value.startswith("[")
     message = f"{text}: a run has one {group}; say {group}=NAME, or -m {group}=NAME,NAME for several runs"
     require(not is_several, message)
-    are_numbers = "," in value and NUMBERS.fullmatch(value) is not None
+    are_numbers = "," in value and NUMBERS_VALUE.fullmatch(value) is not None
     way_out = f"write '{group}=[{value}]'"
-    require(group not in LISTS or not are_numbers, f"{text}: {group} is a list: {way_out}")
-    is_none = group in MAY_BE_NONE and value == "null"
-    if group not in GROUPS or is_none or not NAMES.fullmatch(value):
+    require(group not in LIST_KEYS or not are_numbers, f"{text}: {group} is a list: {way_out}")
+    is_none = group in OPTIONAL_GROUPS and value == "null"
+    if group not in GROUPS or is_none or not NAMES_VALUE.fullmatch(value):
         return override
     found = re.sub(r"[^][,]+", lambda match: find_name(group, match[0], search), value)
     return replace(override, value=found)
@@ -199,7 +213,7 @@ def _with_counts(override: Override) -> Override:
     """Write out the value of a key that counts tokens, 128k as 128000; other overrides stay."""
     if override.value is None or not COUNT_KEY.fullmatch(override.key):
         return override
-    counted = COUNT.sub(lambda match: str(read_count(match[1])), override.value)
+    counted = SHORT_COUNT.sub(lambda match: str(read_count(match[1])), override.value)
     return replace(override, value=counted)
 
 
@@ -225,13 +239,13 @@ def explain_hydra_errors(overrides: Sequence[str], search: Sequence[Path] = ()) 
     except UserError:
         raise
     except (HydraException, OmegaConfBaseException, ValueError) as error:
-        raise cause(error) or _explained_error(error, overrides, search) from error
+        raise user_error_behind(error) or _explained_error(error, overrides, search) from error
     except yaml.YAMLError as error:
         raise UserError(f"a YAML file cannot be read: {' '.join(str(error).split())}") from error
 
 
-def cause(error: BaseException | None) -> UserError | None:
-    """Return the `UserError` that caused an error of Hydra, or None."""
+def user_error_behind(error: BaseException | None) -> UserError | None:
+    """Return the `UserError` in the chain of causes of an error of Hydra; None without one."""
     while error is not None and not isinstance(error, UserError):
         error = error.__cause__ or error.__context__
     return error
@@ -242,7 +256,7 @@ def _explained_error(error: Exception, overrides: Sequence[str], search: Sequenc
     if unread := getattr(error, "override", None):
         key = parse_override(str(unread)).key
         return UserError(f"'{unread}' cannot be read: put quotes around the value, as in '{key}=\"VALUE\"'")
-    if several := SEVERAL.match(text):
+    if several := SEVERAL_VALUES_MESSAGE.match(text):
         key, _, values = several[1].partition("=")
         has_one_name = key in GROUPS and key != "modifier"
         as_list = "" if has_one_name else f"'{key}=[{values}]' is a list, and "
@@ -254,7 +268,7 @@ def _explained_error(error: Exception, overrides: Sequence[str], search: Sequenc
             return UserError(f"{group}={name} is not installed: {how_to_install(extra)}")
         names = getattr(error, "options", None) or []
         return UserError(unknown(name, group or "configuration", names))
-    refused = REFUSED_KEY.match(text)
+    refused = REFUSED_KEY_MESSAGE.match(text)
     if refused and not refused[1].startswith("hydra."):
         known = [*plain_keys(), *option_keys(overrides, search)]
         return unknown_key(_unknown_key_in_mapping(refused[1], overrides, known), known)

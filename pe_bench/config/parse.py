@@ -107,7 +107,7 @@ def warn_unused(configs: Sequence[Config], keys: Sequence[str]) -> None:
 
 
 def unused_keys(config: Config) -> dict[str, str]:
-    """Return the keys that a run does not read, each with the reason."""
+    """Return the keys that a run of this configuration does not read, each with the reason in words."""
     unused = {}
     for decided_by, readers in READ_WITH.items():
         section, _, name = decided_by.partition(".")

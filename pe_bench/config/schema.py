@@ -36,7 +36,7 @@ MARGIN = 0.01  # bits per byte; `report.statistics` explains its size
 LOSES_TEXT = " (loses text)"
 FAILURE = 0.25  # bits per byte; the perplexity of a four-byte token doubles
 MIN_PAIRED_LENGTH = 2  # tokens: a target and a token before it
-MAX_DEFAULT_BLOCK = 128
+MAX_DEFAULT_BLOCK_TOKENS = 128
 DEFAULT_LENGTHS = (0.25, 0.5, 1, 1 + 1 / 32, 1.125, 1.25, 1.5, 2, 4, 8, 16)  # times the training length
 MACHINE_KEYS = ("threads", "device", "cache_dir")  # they change no result, like Hydra's own keys
 NAME = re.compile(r"[\w.+-]+")  # characters for the name of a run's folder
@@ -146,14 +146,14 @@ class TrainConfig:
 
     @property
     def total_steps(self) -> int:
-        """`steps` if given, else the number of steps for `tokens`."""
+        """The number of steps: `steps` if given, else as many as `tokens` needs."""
         if self.steps is not None:
             return self.steps
         return math.ceil(self.tokens / self.batch_tokens)
 
     @property
     def batch(self) -> int:
-        """Windows in one step."""
+        """The number of windows in one step."""
         return self.batch_tokens // self.length
 
     def check(self) -> None:
@@ -209,7 +209,7 @@ class EvalConfig:
 
     def resolved_target_tokens(self, train_length: int) -> int:
         """The tokens of a target block: by default a power of two, which short windows score in parts."""
-        room = min(MAX_DEFAULT_BLOCK, self.first_length or train_length)
+        room = min(MAX_DEFAULT_BLOCK_TOKENS, self.first_length or train_length)
         return self.target_tokens or largest_power_of_two(room)
 
 
@@ -222,13 +222,13 @@ def quarter_of(train_length: int) -> int:
 
 
 def largest_power_of_two(most: int) -> int:
-    """Return the largest power of two of at most `most`, which is 1 or more."""
+    """Return the largest power of two that is not above `most`; `most` is 1 or more."""
     return 1 << most.bit_length() - 1
 
 
 @dataclass(frozen=True)
 class ReportConfig:
-    """The section `report`."""
+    """The section `report`: how results are judged."""
 
     margin: float = MARGIN
 
@@ -237,7 +237,7 @@ class ReportConfig:
 # From 2 on, a text begins with all tokens of the tokenizer's template, a scaling grows from the length that
 # transformers reads, and the identity covers all files that are read. From 3 on, the control `window` leaves
 # the first tokens visible.
-CHECKPOINT_IDENTITY = 3
+HF_IDENTITY_VERSION = 3
 BY_COMMAND = "the command"  # `CheckpointConfig.train_length_from` for a length that the command gave
 
 
@@ -255,7 +255,7 @@ class CheckpointConfig:
     architecture: str = ""  # such as Llama
     without_attention: int = 0  # the number of layers without attention
     unused_scaling: str | None = None  # a scaling in the model's configuration that no layer uses
-    identity_version: int = 1  # CHECKPOINT_IDENTITY at the time of scoring; older scores may differ
+    identity_version: int = 1  # HF_IDENTITY_VERSION at the time of scoring; older scores may differ
     # The training length, if changes are measured from another `train.length`.
     train_length: int | None = None
     rounding: str | None = None  # the types to which the weights of a GGUF file were rounded
@@ -324,10 +324,10 @@ class Config:
         require(bool(is_name), f"tag={self.tag}: a tag may contain only letters, digits and . + - _")
 
 
-NO_KEYS = ("search", "checkpoint")  # fields of `Config`
-KEYS = tuple(field.name for field in fields(Config) if field.name not in NO_KEYS)
-HINTS = get_type_hints(Config)
-SECTIONS: dict[str, Any] = {name: kind for name, kind in HINTS.items() if is_dataclass(kind)}
+FIELDS_WITHOUT_KEYS = ("search", "checkpoint")  # fields of `Config`
+KEYS = tuple(field.name for field in fields(Config) if field.name not in FIELDS_WITHOUT_KEYS)
+CONFIG_TYPES = get_type_hints(Config)
+SECTIONS: dict[str, Any] = {name: kind for name, kind in CONFIG_TYPES.items() if is_dataclass(kind)}
 
 
 def keys_of_sections() -> Iterator[str]:

@@ -11,7 +11,7 @@ from typing import Any
 from pe_bench.config.compose import compose, compose_launcher, compose_over
 from pe_bench.config.groups import OPTIONS_OF_GROUP, names_in
 from pe_bench.config.overrides import (
-    PREFIXES,
+    OVERRIDE_PREFIXES,
     Override,
     explain_hydra_errors,
     for_hydra,
@@ -28,7 +28,7 @@ PARENT_KEYS = ("train.from", "train.beside")
 
 @dataclass(frozen=True)
 class Planned:
-    """A job that overrides describe, with its configuration."""
+    """A job that is not run yet: its configuration, and the overrides that describe it."""
 
     label: str  # the overrides that differ from the other jobs
     config: Config
@@ -41,14 +41,14 @@ class Planned:
         return replace(self, config=config, words=(*self.words, f"seed={seed}"))
 
 
-def planned(
+def plan_jobs(
     overrides: Sequence[str],
     search: Sequence[Path] = (),
     *,
     choice: Sequence[str] = (),
     values: Mapping[str, Any] | None = None,
 ) -> list[Planned]:
-    """Return the jobs of overrides, one for each combination of their values.
+    """Return the jobs that overrides describe, one for each combination of their values, without running any.
 
     choice: overrides before the others, such as the encoding. values: plain values of keys without an
     override, such as `train.length`. Raises `UserError`.
@@ -58,21 +58,21 @@ def planned(
     jobs = []
     for before in itertools.product(*chosen):
         for after in itertools.product(*options):
-            job = planned_job(after, search, choice=before, values=values)
+            job = plan_job(after, search, choice=before, values=values)
             swept = (*_words_with_choices(before, chosen), *_words_with_choices(after, options))
             label = label_of(swept, job.config.encoding["name"])
             jobs.append(replace(job, label=label, given=_values_of_words(after), swept=swept))
     return jobs
 
 
-def planned_job(
+def plan_job(
     overrides: Sequence[str],
     search: Sequence[Path] = (),
     *,
     choice: Sequence[str] = (),
     values: Mapping[str, Any] | None = None,
 ) -> Planned:
-    """Return the single job of overrides, as `planned` does. Raises `UserError` for several values."""
+    """Return the single job of overrides, as `plan_jobs` does. Raises `UserError` for several values."""
     values = values or {}
     composed = compose_over(values, choice, overrides, search)
     value_words = [f"{key}={quote(value)}" for key, value in values.items()]
@@ -100,7 +100,7 @@ def _options_of_keys(overrides: Sequence[str], search: Sequence[Path]) -> list[l
 
 
 def _words_with_choices(words: Sequence[str], options: Sequence[Sequence[str]]) -> list[str]:
-    """Return the words of keys with several options."""
+    """Return those of the overrides `words` whose key, at the same place in `options`, has several values."""
     choices = zip(words, options, strict=True)
     return [word for word, others in choices if len(others) > 1]
 
@@ -113,15 +113,18 @@ def _values_of_words(words: Sequence[str]) -> dict[str, Any]:
 
 
 def label_of(words: Sequence[str], encoding: str) -> str:
-    """Return the words that differ from other jobs as a label; for a later stage, with the encoding."""
-    shown = [word.lstrip(PREFIXES) for word in words]
+    """Return a job's label: `words`, its overrides that differ from other jobs, without the signs + and ~.
+
+    If all of them name parent runs, the label begins with the encoding.
+    """
+    shown = [word.lstrip(OVERRIDE_PREFIXES) for word in words]
     is_stage = all(parse_override(word).key in PARENT_KEYS for word in shown)
     label = " ".join([f"encoding={encoding}", *shown] if is_stage else shown)
     return label.replace("\\:", ":")  # Hydra's escape in my.py:RootBias
 
 
 def by_key(overrides: Sequence[str]) -> dict[str, str]:
-    """Return overrides by their keys."""
+    """Return the overrides, each under its key."""
     return {parse_override(text).key: text for text in overrides}
 
 
@@ -139,8 +142,8 @@ class Typed:
         return [*self.machine_overrides, *self.run_overrides]
 
 
-def sorted_by_use(overrides: Sequence[str]) -> Typed:
-    """Sort the overrides of a command."""
+def sort_by_use(overrides: Sequence[str]) -> Typed:
+    """Sort the overrides of a command into those of the launcher, the machine and the runs."""
     typed = Typed([], [], [])
     for text in overrides:
         key = parse_override(text).key
@@ -181,7 +184,10 @@ class Sweep:
 
 
 def read_sweep(overrides: Sequence[str], search: Sequence[Path]) -> Sweep:
-    """Read the sweep of overrides; its `configs` are composed one by one. Raises `UserError`."""
+    """Return the sweep that overrides describe. Raises `UserError`, also when its `configs` are iterated.
+
+    configs: are composed one by one, for combinations that have every value at least once.
+    """
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
     with explain_hydra_errors(overrides, search):
@@ -201,7 +207,7 @@ def read_sweep(overrides: Sequence[str], search: Sequence[Path]) -> Sweep:
 
 
 def _overrides_with_one_value(override: Any, search: Sequence[Path]) -> list[str]:
-    """Return the overrides with one value each of an override with several values."""
+    """Split an override with several values into overrides with one value each."""
     from hydra.core.override_parser.types import Glob
 
     pattern = override.value()
@@ -214,7 +220,10 @@ def _overrides_with_one_value(override: Any, search: Sequence[Path]) -> list[str
 
 
 def _each_value_once(options: Sequence[Sequence[str]]) -> list[tuple[str, ...]]:
-    """Return combinations with each value of each option and the first values of the others."""
+    """Return combinations of one value for each key: each value once beside the first values of other keys.
+
+    options: the values of each key.
+    """
     first = tuple(values[0] for values in options)
     combinations = [first]
     for place, values in enumerate(options):
@@ -225,7 +234,7 @@ def _each_value_once(options: Sequence[Sequence[str]]) -> list[tuple[str, ...]]:
 
 
 def with_swept_options(overrides: Sequence[str]) -> list[str]:
-    """Write options of a swept group as sweeps of one value.
+    """Return overrides in which each option of a swept group is a sweep of one value.
 
     Hydra first composes the configuration without swept keys, and would refuse `encoding.n_buckets=8` of
     `encoding=t5,t5_wide`, an option that the default encoding lacks.

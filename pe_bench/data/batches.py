@@ -8,15 +8,15 @@ import torch
 from torch import Tensor
 
 from pe_bench.data.packed import Data, Split
-from pe_bench.data.tasks import STREAMS, Task
+from pe_bench.data.tasks import RANDOM_STREAMS, Task
 from pe_bench.errors import UserError
 
-STREAM = 0xDA7A  # separates these draws from others with the same seed
+WINDOWS_STREAM = 0xDA7A  # separates these draws from others with the same seed
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Windows of T inputs and their targets."""
+    """B windows of T inputs and T targets: the targets are the tokens after the inputs."""
 
     tokens: Tensor  # [B, T + 1]
     is_answer: Tensor | None = None  # bool [B, T + 1], the tokens with a loss; None: all but the first
@@ -42,7 +42,7 @@ class Batch:
 
 
 class TrainingWindows:
-    """The crops of `length + 1` tokens of a split, each drawn with equal chance.
+    """Draws crops of `length + 1` tokens from the documents of a split, each crop with equal chance.
 
     Documents shorter than a crop are joined by the end-of-text id into one document, which is a copy. Raises
     `UserError`, which names the `side`, if the whole split is shorter than one crop.
@@ -71,7 +71,7 @@ class TrainingWindows:
 
     def batch(self, count: int, seed: int, step: int) -> Batch:
         """Return `count` windows, int64 [count, length + 1], which follow from the arguments alone."""
-        generator = np.random.default_rng([seed, STREAM, step])
+        generator = np.random.default_rng([seed, WINDOWS_STREAM, step])
         drawn = generator.integers(0, self.crops_through[-1], size=count)
         document = np.searchsorted(self.crops_through, drawn, side="right")
         crops_before = np.append(0, self.crops_through)[document]
@@ -85,7 +85,7 @@ class TrainingWindows:
 
 
 class TaskWindows:
-    """The examples of a task in windows of `length + 1` tokens.
+    """Draws examples of a task, padded to windows of `length + 1` tokens.
 
     Sizes are drawn with equal chances, from the least to the largest that fits. Raises `UserError` if no size
     fits.
@@ -95,7 +95,7 @@ class TaskWindows:
         self.task = task
         self.size = length + 1
         self.largest = task.size_at(length)
-        self.stream = STREAMS[side]
+        self.stream = RANDOM_STREAMS[side]
 
     def batch(self, count: int, seed: int, step: int) -> Batch:
         """Return `count` examples, int64 [count, length + 1], which follow from the arguments alone."""

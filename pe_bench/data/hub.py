@@ -11,11 +11,11 @@ from pe_bench.data.sources import Document, row_text, within_budget
 from pe_bench.errors import UserError, require
 
 OWNER_AND_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")
-WITHOUT = "use data=stdlib, or data=files data.path=DIR"
+OFFLINE_HINT = "use data=stdlib, or data=files data.path=DIR"
 
 
 def read(config: DataConfig, byte_budget: int | None) -> tuple[list[Document], list[Document] | None]:
-    """Return the documents of the `train` split, and of the `validation` split or None.
+    """Return a Hub dataset's documents: of the split `train`, and of `validation`, or None without it.
 
     With a budget the dataset is streamed, so only the used part is fetched.
     """
@@ -24,14 +24,14 @@ def read(config: DataConfig, byte_budget: int | None) -> tuple[list[Document], l
     # `datasets` takes other names for folders or formats, which may be a stranger's.
     path = str(config.path)
     is_name = OWNER_AND_NAME.fullmatch(path) and not Path(path).exists()
-    require(bool(is_name), f"data.path={path} is not the OWNER/NAME of a dataset on the Hub: {WITHOUT}")
-    with hub_errors(f"data.path={path}", WITHOUT):
+    require(bool(is_name), f"data.path={path} is not the OWNER/NAME of a dataset on the Hub: {OFFLINE_HINT}")
+    with hub_errors(f"data.path={path}", OFFLINE_HINT):
         load_dataset: Any = datasets.load_dataset
         is_streamed = byte_budget is not None
         splits: dict[str, Iterable[dict[str, Any]]] = load_dataset(
             path, config.subset, revision=config.revision, streaming=is_streamed
         )
-        message = f"data.path={path} has no split 'train' (it has {', '.join(splits)}): {WITHOUT}"
+        message = f"data.path={path} has no split 'train' (it has {', '.join(splits)}): {OFFLINE_HINT}"
         require("train" in splits, message)
         documents_of_sides: list[list[Document]] = []
         for name in ("train", "validation"):
@@ -43,7 +43,10 @@ def read(config: DataConfig, byte_budget: int | None) -> tuple[list[Document], l
 
 @contextmanager
 def hub_errors(what: str, instead: str) -> Iterator[None]:
-    """Turn exceptions of the Hub's libraries into a one-line `UserError`."""
+    """Turn exceptions of the Hub's libraries into a one-line `UserError`: `what` cannot be loaded.
+
+    instead: the way out.
+    """
     try:
         yield
     except UserError:

@@ -15,11 +15,11 @@ from pe_bench.data.sources import Document, read_files, read_stdlib, within_budg
 from pe_bench.data.split import describe_split, split_corpus
 from pe_bench.data.tasks import Task, build_task
 from pe_bench.data.tokenizer import Tokenizer
-from pe_bench.system.files import cache_root, cached_folder, key_of
+from pe_bench.system.files import cache_key, cache_root, cached_folder
 from pe_bench.system.terminal import say
 
-FORMAT = 1  # the version of the data's hash: raise it when the hash changes its meaning
-LAYOUT = 3  # the version of the layout of files in the cache
+DATA_HASH_VERSION = 1  # the version of the data's hash: raise it when the hash changes its meaning
+CACHE_LAYOUT_VERSION = 3  # the version of the layout of files in the cache
 TOKENIZER_FILE = "tokenizer.json"
 _described: set[Path] = set()  # folders of data with a note on cut documents, which is printed once
 BYTES_PER_TOKEN = 4  # an estimate for subwords, for `data.max_tokens`; text is read before it is tokenised
@@ -48,7 +48,10 @@ class Split:
 
 @dataclass(frozen=True)
 class Data:
-    """The two sides, tokenised. Equal hashes give equal batches and equal targets."""
+    """The training and the validation text as tokens, or a task, or prompts.
+
+    Equal hashes give equal batches and equal targets.
+    """
 
     name: str
     hash: str
@@ -65,7 +68,7 @@ class Data:
         return len(self.vocabulary)
 
 
-NO_TEXT = Split(tokens=np.empty(0, np.uint16), starts=np.zeros(1, np.int64))
+NO_DOCUMENTS = Split(tokens=np.empty(0, np.uint16), starts=np.zeros(1, np.int64))
 
 
 def load_data(config: Config) -> Data:
@@ -96,12 +99,14 @@ def load_data(config: Config) -> Data:
     name = str(config.task["name"])
     prompts = Prompts(name, tokenizer, n_first=len(config.checkpoint.first_token_ids))
     about = prompts.name, prompts.hash, tokenizer.label, tuple(tokenizer.vocabulary), tokenizer.end_of_text
-    return Data(*about, NO_TEXT, NO_TEXT, prompts=prompts)
+    return Data(*about, NO_DOCUMENTS, NO_DOCUMENTS, prompts=prompts)
 
 
 def task_data(task: Task) -> Data:
     """Return the data of a task: its vocabulary, and no text."""
-    return Data(task.name, task.hash, "symbols", task.vocabulary, task.padding, NO_TEXT, NO_TEXT, task)
+    return Data(
+        task.name, task.hash, "symbols", task.vocabulary, task.padding, NO_DOCUMENTS, NO_DOCUMENTS, task
+    )
 
 
 def cached_tokenizer(config: Config) -> Path:
@@ -110,7 +115,7 @@ def cached_tokenizer(config: Config) -> Path:
 
 
 def _packed_folder(config: Config) -> tuple[Path, dict[str, Any]]:
-    """Return the cache's folder of the packed text, and the facts that `_pack_sides` returned for it."""
+    """Return the cache's folder with a run's packed text, built if needed, and the facts in its meta.json."""
     data, tokenizer = config.data, config.tokenizer
     per_token = 1 if tokenizer.kind == "bytes" else BYTES_PER_TOKEN
     byte_budget = data.max_tokens and data.max_tokens * per_token
@@ -138,7 +143,7 @@ def _packed_folder(config: Config) -> tuple[Path, dict[str, Any]]:
         path = tokenizers.tokenizer_file(tokenizer)
         tokenized_with["name"] = hashlib.sha256(path.read_bytes()).hexdigest()
         tokenized_with["label"] = path.resolve().parent.name
-    key = key_of((FORMAT, LAYOUT), hashed_values, tokenized_with)
+    key = cache_key((DATA_HASH_VERSION, CACHE_LAYOUT_VERSION), hashed_values, tokenized_with)
     return cached_folder(cache_root(config.cache_dir), key, build_packed_text)
 
 
@@ -174,7 +179,7 @@ def _pack_sides(
     _pack_side(folder, "validation", validation, tokenizer, with_ends=True)
     train_hashes = [document.sha256 for document in train]
     validation_hashes = [document.sha256 for document in validation]
-    content = repr((FORMAT, [train_hashes, validation_hashes], tokenizer.identity)).encode()
+    content = repr((DATA_HASH_VERSION, [train_hashes, validation_hashes], tokenizer.identity)).encode()
     data_hash = hashlib.sha256(content).hexdigest()[:16]
     return {
         "hash": data_hash,
@@ -227,7 +232,7 @@ def _open_side(folder: Path, side: str) -> Split:
 
 
 def summary(data: Data, length: int) -> str:
-    """Describe the amounts of text on each side, or a task's examples in windows of `length`."""
+    """Describe the amounts of training and validation text, or a task's examples in windows of `length`."""
     if (task := data.task) is not None:
         sizes = f"sizes {task.smallest_size} to {task.size_at(length)}"
         chance = f"{task.chance:.3g} right by guessing"

@@ -18,8 +18,8 @@ from pe_bench.data.tasks import Example
 from pe_bench.data.tokenizer import Tokenizer
 from pe_bench.errors import UserError
 
-FORMAT = 1  # the version of all prompts: raise it when they change for an equal seed
-STREAM = 0x7A5E  # a stream of random numbers, different from the streams of tasks
+PROMPTS_VERSION = 1  # the version of all prompts: raise it when they change for an equal seed
+PROMPT_STREAM = 0x7A5E  # a stream of random numbers, different from the streams of tasks
 
 
 class Prompt(NamedTuple):
@@ -31,7 +31,7 @@ class Prompt(NamedTuple):
 
 @dataclass(frozen=True)
 class Prompts:
-    """One kind of prompt with the tokenizer of a Hugging Face model."""
+    """One kind of prompt, such as `vt`, tokenised for a Hugging Face model."""
 
     chance: ClassVar[float] = 0.0  # the accuracy of a guess, to three digits
 
@@ -43,7 +43,7 @@ class Prompts:
     def hash(self) -> str:
         """Return a hash of the prompts; equal hashes and seeds give equal prompts."""
         n_first = self.n_first if self.n_first > 1 else bool(self.n_first)
-        parts = repr((FORMAT, self.name, self.tokenizer.identity, n_first))
+        parts = repr((PROMPTS_VERSION, self.name, self.tokenizer.identity, n_first))
         return hashlib.sha256(parts.encode()).hexdigest()[:16]
 
     def examples_at(self, length: int, count: int, seed: int) -> list[Example]:
@@ -51,13 +51,13 @@ class Prompts:
 
         Raises `UserError` if the smallest prompt does not fit.
         """
-        seeds = [[seed, STREAM, length, number] for number in range(count)]
+        seeds = [[seed, PROMPT_STREAM, length, number] for number in range(count)]
         return [self._longest_example(length, own_seed) for own_seed in seeds]
 
     def _longest_example(self, length: int, seed: Sequence[int]) -> Example:
         """Return the example of a seed with the largest size that fits. Raise `UserError` if none does."""
         longest = example = self.shortest(length, seed)
-        size = fits = LEAST[self.name]
+        size = fits = SMALLEST_SIZES[self.name]
         too_large = math.inf
         while True:
             estimate = size * length // (len(example.tokens) - 1)
@@ -73,7 +73,7 @@ class Prompts:
 
     def shortest(self, length: int, seed: Sequence[int] = (0,)) -> Example:
         """Return an example of the smallest size. Raise `UserError` if it does not fit the length."""
-        example = self.example(np.random.default_rng(seed), LEAST[self.name])
+        example = self.example(np.random.default_rng(seed), SMALLEST_SIZES[self.name])
         inputs = len(example.tokens) - 1
         if inputs > length:
             raise UserError(
@@ -83,8 +83,8 @@ class Prompts:
         return example
 
     def example(self, rng: np.random.Generator, size: int) -> Example:
-        """Return the tokens of a prompt and its answers, with the number of each token's answer from 1 on."""
-        question, answers = KINDS[self.name](rng, size)
+        """Return the tokens of a prompt and its answers; each has its answer's number, 0 in the prompt."""
+        question, answers = PROMPT_KINDS[self.name](rng, size)
         sizes = [len(question), *(1 + len(answer) for answer in answers)]
         ends = np.cumsum(sizes)  # the ends in bytes, because all text is ASCII
         text = " ".join([question, *answers]).encode()
@@ -124,7 +124,7 @@ def _random_uuid(rng: np.random.Generator) -> str:
     return str(uuid.UUID(bytes=rng.bytes(16), version=4))
 
 
-NOISE = (
+NOISE_SENTENCES = (
     *("The wind is mild.", "The road is long.", "The lake is calm.", "Birds come by.", "Birds leave again."),
 )
 VARIABLES, SENTENCES_OF_EXAMPLE = 5, 5
@@ -156,7 +156,7 @@ def _variable_tracking(rng: np.random.Generator, size: int) -> Prompt:
     values = [str(number), *(f"VAR {name}" for name in names)]
     places = rng.integers(size + 1, size=VARIABLES)
     indices = np.sort(places).tolist()
-    sentences = [NOISE[index % len(NOISE)] for index in range(size)]
+    sentences = [NOISE_SENTENCES[index % len(NOISE_SENTENCES)] for index in range(size)]
     assignments = [*zip(indices, names, values, strict=False)]
     for index, name, value in reversed(assignments):
         sentences.insert(index, f"VAR {name} = {value}.")
@@ -165,7 +165,7 @@ def _variable_tracking(rng: np.random.Generator, size: int) -> Prompt:
     return Prompt(f"{text}\n{question}\nAnswer:", tuple(names))
 
 
-VOCABULARY = 2_000
+FWE_VOCABULARY = 2_000
 
 
 def fwe(rng: np.random.Generator, size: int) -> Prompt:
@@ -182,7 +182,7 @@ def fwe(rng: np.random.Generator, size: int) -> Prompt:
     a vocabulary of 2,000).
     """
     zeta = math.pi**2 / 6  # the sum of all r ** -2
-    ranks = np.arange(1.0, VOCABULARY + 1)
+    ranks = np.arange(1.0, FWE_VOCABULARY + 1)
     expected = np.round(size / (zeta * ranks**2)).astype(int)
     counts = [count for count in expected if count]
     missing = size - sum(counts)
@@ -207,5 +207,5 @@ def _random_words(rng: np.random.Generator, count: int, letters: int, first: str
 
 
 # The smallest sizes. Of 100 words, the three most frequent have 15, 7 and 4, the next has 2.
-LEAST = {"niah_multikey_3": 2, "vt": 10, "fwe": 100}  # lines, sentences or words
-KINDS = {"niah_multikey_3": niah_multikey_3, "vt": vt, "fwe": fwe}
+SMALLEST_SIZES = {"niah_multikey_3": 2, "vt": 10, "fwe": 100}  # lines, sentences or words
+PROMPT_KINDS = {"niah_multikey_3": niah_multikey_3, "vt": vt, "fwe": fwe}

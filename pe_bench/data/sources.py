@@ -17,16 +17,16 @@ from pe_bench.config.schema import DataConfig
 from pe_bench.errors import UserError, first_line, require
 from pe_bench.values import expand_user
 
-MAX_NAMED = 10  # unreadable files in one message
-NO_TEXT = "convert them, take them out of the folder, or say data.encoding=NAME, such as latin-1"
-ROWS = 256  # the rows of Parquet that are in memory at once
+MAX_NAMED_FILES = 10  # unreadable files in one message
+NO_TEXT_HINT = "convert them, take them out of the folder, or say data.encoding=NAME, such as latin-1"
+PARQUET_ROWS = 256  # the rows of Parquet that are in memory at once
 # Folders with tests, other people's packages, applications, copies and tables.
-LEFT_OUT = {
+STDLIB_FOLDERS_LEFT_OUT = {
     *("test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__", "_bundled"),
     *("idlelib", "lib2to3", "encodings", "pydoc_data", "turtledemo"),
 }
-GENERATED = {"html/entities.py", "keyword.py", "re/_casefix.py", "stringprep.py", "token.py"}
-GENERATED_PREFIXES = ("_sysconfigdata", "config-")
+STDLIB_GENERATED_FILES = {"html/entities.py", "keyword.py", "re/_casefix.py", "stringprep.py", "token.py"}
+STDLIB_GENERATED_PREFIXES = ("_sysconfigdata", "config-")
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def within_budget(documents: Iterable[Document], byte_budget: int | None) -> Ite
 
 
 def character_boundary(text: bytes, position: int) -> int:
-    """Return the last index at or before `position` that cuts no UTF-8 character."""
+    """Return the last index, at most `position`, at which a cut splits no UTF-8 character."""
     while 0 < position < len(text):
         is_inside_character = text[position] & 0xC0 == 0x80
         if not is_inside_character:
@@ -81,7 +81,7 @@ def read_newlines(text: bytes, newlines: str) -> bytes:
 
 
 class UnreadableError(Exception):
-    """A file does not have the format of its name or of `data.encoding`; the message has the reason."""
+    """Raised for a file without the format of its name or of `data.encoding`; the text says why."""
 
 
 def read_files(path: str, config: DataConfig, key: str) -> Iterator[Document]:
@@ -108,9 +108,9 @@ def read_files(path: str, config: DataConfig, key: str) -> Iterator[Document]:
         except UnreadableError as error:  # one message names all such files
             problems.append(f"{name} ({error})")
     if problems:
-        names = ", ".join(problems[:MAX_NAMED])
+        names = ", ".join(problems[:MAX_NAMED_FILES])
         message = f"{key}={path}: {len(problems)} of its files cannot be read: {names}"
-        raise UserError(f"{message}: {NO_TEXT}")
+        raise UserError(f"{message}: {NO_TEXT_HINT}")
     if is_empty:
         raise UserError(f"{key}={path} holds no text (hidden files are ignored): put text files into it")
 
@@ -163,7 +163,7 @@ def _parquet_rows(path: Path, text_column: str) -> Iterator[dict[str, Any]]:
     with pyarrow.parquet.ParquetFile(path) as file:
         # If the column is missing, the error message needs all columns.
         columns = [text_column] if text_column in file.schema_arrow.names else None
-        for batch in file.iter_batches(ROWS, columns=columns, use_threads=False):
+        for batch in file.iter_batches(PARQUET_ROWS, columns=columns, use_threads=False):
             yield from batch.to_pylist()
 
 
@@ -196,16 +196,19 @@ def row_text(values: dict[str, Any], config: DataConfig, where: str) -> bytes:
 
 
 def read_stdlib(config: DataConfig) -> Iterator[Document]:
-    """Yield documents, named and sorted by their paths, with `/` on every system."""
+    """Yield the files of Python's standard library as documents, named and sorted by their paths.
+
+    Paths have `/` on every system.
+    """
     root = Path(sysconfig.get_path("stdlib"))
     names: list[str] = []
     for parent, folders, files in os.walk(root):
-        folders[:] = [name for name in folders if name not in LEFT_OUT]
+        folders[:] = [name for name in folders if name not in STDLIB_FOLDERS_LEFT_OUT]
         folder = Path(parent).relative_to(root)
         names += [(folder / file).as_posix() for file in files if file.endswith(".py")]
     for name in sorted(names):
         text = (root / name).read_bytes()
-        if not text or name in GENERATED or name.startswith(GENERATED_PREFIXES):
+        if not text or name in STDLIB_GENERATED_FILES or name.startswith(STDLIB_GENERATED_PREFIXES):
             continue
         with suppress(UnicodeDecodeError):
             text.decode()

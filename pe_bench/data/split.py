@@ -12,24 +12,25 @@ import numpy as np
 from pe_bench.data.sources import Document, character_boundary
 from pe_bench.errors import require
 
-FEWEST_DOCUMENTS = 5  # if there are fewer documents, each is cut in two
-LEAST_PIECE = 16_384  # bytes of a piece of a document, so that long windows fit
+MIN_WHOLE_DOCUMENTS = 5  # if there are fewer documents, each is cut in two
+MIN_PIECE_BYTES = 16_384  # bytes of a piece of a document, so that long windows fit
 WINDOW_BYTES = 48
-MAX_SHARE = 0.3  # the largest share of a validation document's windows that may be in the training text
+MAX_OVERLAP = 0.3  # the largest share of a validation document's windows that may be in the training text
 # Above this many training windows only every 2nd, 4th, ... is kept, so that memory and time stay small.
 KEPT_WINDOWS = 2_000_000
-CHUNK_BYTES = 1 << 20  # a long text is hashed in parts, at 8 bytes for each byte of text
-MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
+HASHED_CHUNK_BYTES = 1 << 20  # a long text is hashed in parts, at 8 bytes for each byte of text
+HASH_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 
 
 def split_corpus(
     documents: list[Document], validation: list[Document] | None, fraction: float, least: int = 1
 ) -> tuple[list[Document], list[Document]]:
-    """Return the training and the validation documents, without copies.
+    """Return the training and the validation documents, without copies and without overlap.
 
-    validation: the source's own validation documents. least: the number of validation documents below which
-    documents are cut into pieces. A fraction of 1 leaves no training documents, as for a Hugging Face model.
-    Raises `UserError` if another side would be empty.
+    validation: the source's own validation documents. fraction: of the documents, for validation if the
+    source has none; 1 leaves no training documents, as for a Hugging Face model. least: the number of
+    validation documents below which documents are cut into pieces. Raises `UserError` if another side would
+    be empty.
     """
     train = _without_copies(documents)
     if fraction == 1 and validation is None:
@@ -38,13 +39,15 @@ def split_corpus(
         held_out = _without_copies(validation)
     else:
         train = _in_pieces(train, math.ceil(least / fraction))
-        split = _cut_each if len(train) < FEWEST_DOCUMENTS else _hold_out_by_size
+        split = _cut_each if len(train) < MIN_WHOLE_DOCUMENTS else _hold_out_by_size
         train, held_out = split(train, fraction)
     kept = without_overlap(held_out, train)
     sizes = f"{len(train)} training and {len(held_out)} validation documents"
     require(bool(train), f"{sizes}: use more documents, or a smaller data.validation_fraction")
     require(bool(held_out), f"{sizes}: use more text")
-    message = f"{sizes}, and training has more than {MAX_SHARE:.0%} of each one's {WINDOW_BYTES}-byte windows"
+    message = (
+        f"{sizes}, and training has more than {MAX_OVERLAP:.0%} of each one's {WINDOW_BYTES}-byte windows"
+    )
     require(bool(kept), f"{message}: use more varied text, or name other text by data.validation_path")
     return train, kept
 
@@ -70,15 +73,15 @@ def describe_split(
 
 
 def _in_pieces(documents: list[Document], wanted: int) -> list[Document]:
-    """Cut long documents into equal pieces; enough text gives at least `wanted` pieces."""
+    """Cut long documents into equal pieces, for at least `wanted` documents if there is enough text."""
     if len(documents) >= wanted:
         return documents
     total = sum(len(document.text) for document in documents)
-    size = max(LEAST_PIECE, total // wanted)
+    size = max(MIN_PIECE_BYTES, total // wanted)
     pieces: list[Document] = []
     for document in documents:
         text = document.text
-        if len(text) < 2 * LEAST_PIECE:
+        if len(text) < 2 * MIN_PIECE_BYTES:
             pieces.append(document)
             continue
         count = math.ceil(len(text) / size)
@@ -127,7 +130,7 @@ def without_overlap(validation: Sequence[Document], training: Sequence[Document]
     hashes = np.sort(np.concatenate(parts))
     copies = {document.sha256 for document in training}
     others = [document for document in validation if document.sha256 not in copies]
-    return [document for document in others if _share_in_training(document.text, hashes, rate) <= MAX_SHARE]
+    return [document for document in others if _share_in_training(document.text, hashes, rate) <= MAX_OVERLAP]
 
 
 def window_hashes(text: bytes) -> np.ndarray:
@@ -141,27 +144,30 @@ def window_hashes(text: bytes) -> np.ndarray:
     pairs = values[:-2] << np.uint64(16) | values[1:-1] << np.uint64(8)
     hashes = pairs | values[2:]
     for width in (3, 6, 12, 24):
-        scaled = hashes[:-width] * MULTIPLIER
+        scaled = hashes[:-width] * HASH_MULTIPLIER
         hashes = scaled + hashes[width:]
         # The high bits of a product are spread over the low bits too.
-        hashes = (hashes ^ hashes >> np.uint64(32)) * MULTIPLIER
+        hashes = (hashes ^ hashes >> np.uint64(32)) * HASH_MULTIPLIER
         hashes ^= hashes >> np.uint64(29)
     return hashes
 
 
 def _sampled_hashes(text: bytes, rate: int) -> np.ndarray:
-    """Return the windows' hashes that are divisible by `rate`, so that both sides sample equal windows."""
+    """Return the hashes of windows that are divisible by `rate`, so that both sides keep equal windows."""
     overlap = WINDOW_BYTES - 1
     sampled = []
-    for start in range(0, len(text), CHUNK_BYTES):
-        hashes = window_hashes(text[start : start + CHUNK_BYTES + overlap])
+    for start in range(0, len(text), HASHED_CHUNK_BYTES):
+        hashes = window_hashes(text[start : start + HASHED_CHUNK_BYTES + overlap])
         is_kept = hashes & np.uint64(rate - 1) == 0
         sampled.append(hashes[is_kept])
     return np.concatenate(sampled)
 
 
 def _share_in_training(text: bytes, trained: np.ndarray, rate: int) -> float:
-    """Return the share of a text's sampled windows that is in the sorted hashes of the training text."""
+    """Return the share of a text's sampled windows that occur in the training text, 0 to 1.
+
+    trained: the sorted hashes of the training text. rate: as in `_sampled_hashes`.
+    """
     hashes = np.sort(_sampled_hashes(text, rate))  # sorted, the search is five times as fast
     if not len(hashes) or not len(trained):
         return 0.0

@@ -30,7 +30,7 @@ PARALLEL_DOCUMENTS = 64  # documents encoded at a time
 
 
 class Encoded(NamedTuple):
-    """The tokens of a document."""
+    """The tokens of a document, and where each token ends in the text."""
 
     ids: np.ndarray  # [tokens]
     byte_ends: np.ndarray | None  # [tokens], bytes up to the end of each token; None: not asked for
@@ -105,7 +105,9 @@ class SubwordTokenizer:
         return self.tokenizer.token_to_id(name) if isinstance(name, str) else model.get("unk_id")
 
     def describe_loss(self, texts: Sequence[bytes]) -> str:
-        """Return how many documents decoding does not restore, with the unknown tokens; empty for no loss.
+        """Describe the loss in words: how many documents decoding does not restore, and unknown tokens.
+
+        Return an empty text without a loss.
 
         Texts are compared in Unicode's normal form, with a leading space of some decoders ignored.
         """

@@ -46,16 +46,16 @@ Factor = Annotated[float, Range(1)]
 
 # Weights also load into an encoding that `compatible_with` does not name, if neither has parameters. Such
 # scores mean nothing, because the model never saw such logits in training.
-ROTARY = frozenset({"rope", "partial_rope", "p_rope"})
+ROTARY_ENCODINGS = frozenset({"rope", "partial_rope", "p_rope"})
 # Encodings that add a bias or terms of the distance or of the content to the logits: fewer keys or sharper
 # logits do not change the meaning of this sum.
-RELATIVE = frozenset(
+RELATIVE_ENCODINGS = frozenset(
     {"alibi", "kerple_log", "kerple_power", "sandwich", "t5", "fire", "fox", "cope", "shaw"}
     | {"transformer_xl", "deberta"}
 )
 # The family of encodings in a folder, where it is not the folder's name.
 FAMILIES = {"inputs": "input", "logits": "scale", "masks": "mask", "layers": "schedule", "scalings": "rotary"}
-CITATION = re.compile(r"arXiv:\d{4}\.\d{5}|https?://[^\s,;]*[^\s,;.:]|modded-nanogpt#\d+")
+CITATION_PATTERN = re.compile(r"arXiv:\d{4}\.\d{5}|https?://[^\s,;]*[^\s,;.:]|modded-nanogpt#\d+")
 NO_VOCABULARY = "it was built without a vocabulary: call read_vocabulary with the text of every token id"
 
 
@@ -82,7 +82,7 @@ class ScoreTerm(NamedTuple):
 
 
 class Declared:
-    """Facts about an encoding, as attributes of its class, for all code that does not run it."""
+    """Facts about an encoding, as attributes of its class, for code that does not run the encoding."""
 
     # pe-bench's own classes take their family from their folder, their paper from the first citation of their
     # module.
@@ -112,7 +112,7 @@ class Declared:
             cls.family = FAMILIES.get(folder, folder)
         is_own = package.split(".")[0] == "pe_bench"
         if is_own and "paper" not in vars(cls):
-            cited = CITATION.search(sys.modules[cls.__module__].__doc__ or "")
+            cited = CITATION_PATTERN.search(sys.modules[cls.__module__].__doc__ or "")
             if cited:
                 cls.paper = cited[0]
 
@@ -124,7 +124,7 @@ class Declared:
 
     @classmethod
     def implied(cls, options: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return options that a compatible encoding needs for weights trained with these `options`."""
+        """Return the options that another encoding needs for weights trained with these `options`."""
         return {}
 
     @classmethod
@@ -255,7 +255,7 @@ class LayerEncoding(nn.Module, Declared):
         raise LookupError(f"{type(self).__name__} attends by softmax")
 
     def attend_chunked(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Optional: a faster way to compute `attend`."""
+        """Optional: return the same as `attend`, computed faster."""
         return self.attend(x, q, k, v)
 
     def gate(self, x: Tensor) -> Tensor | None:
@@ -298,7 +298,7 @@ NestedEncoding = Callable[[int], PositionalEncoding]
 
 
 class Layers(PositionalEncoding):
-    """A `LayerEncoding` in every layer: one shared instance, or one a layer."""
+    """A `LayerEncoding` in every layer: one instance for all layers, or one for each."""
 
     def __init__(self, layers: list[LayerEncoding]):
         super().__init__()
@@ -323,7 +323,7 @@ def full_precision(x: Tensor) -> AbstractContextManager[object]:
 
 
 def precise(dtype: torch.dtype) -> torch.dtype:
-    """Return float32, or the type itself where it is wider."""
+    """Return the type for precise computation: float64 for float64, else float32."""
     return torch.promote_types(dtype, torch.float32)
 
 
@@ -338,6 +338,6 @@ def batch_first(bias: Tensor) -> Tensor:
 
 
 def bounded(parameter: Tensor, smallest: float, largest: float | None = None) -> Tensor:
-    """Clamp a parameter, and pass its gradient on: a plain clamp would hold it at the bound for good."""
+    """Clamp a parameter, but pass its gradient on unchanged: a plain clamp would hold it there for good."""
     change = parameter.clamp(smallest, largest) - parameter
     return parameter + change.detach()

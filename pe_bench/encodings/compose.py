@@ -145,7 +145,7 @@ def leaves_of(layer: LayerEncoding) -> tuple[LayerEncoding, ...]:
 
 
 class Stack(LayerEncoding):
-    """The layer encodings of one layer, hook by hook."""
+    """Several encodings in one layer, combined hook by hook as the module says."""
 
     def __init__(self, parts: Sequence[LayerEncoding]):
         super().__init__()
@@ -236,7 +236,7 @@ class Stack(LayerEncoding):
 
 
 class Wrapper(Stack, ABC):
-    """A stack that changes all parts of its layer: `stack` keeps it outermost."""
+    """A stack that acts around all other encodings of its layer: `stack` puts it outermost."""
 
     @abstractmethod
     def rewrap(self, parts: Sequence[LayerEncoding]) -> Self:
@@ -246,7 +246,7 @@ class Wrapper(Stack, ABC):
 def _combine_values(
     combine: Callable[[Tensor, Tensor], Tensor], values: Sequence[Tensor | None]
 ) -> Tensor | None:
-    """Combine the values of several parts; None for a part without a value, and if no part has one."""
+    """Combine the values of several parts pairwise, without None values; None if all are None."""
     given = [value for value in values if value is not None]
     return reduce(combine, given) if given else None
 

@@ -18,7 +18,7 @@ def random_taps(*shape: int) -> nn.Parameter:
 
 
 def log_uniform_steps(*shape: int) -> nn.Parameter:
-    """Return b with softplus(b) log-uniform from 0.001 to 0.1, as in Mamba 2 (arXiv:2405.21060)."""
+    """Return numbers whose softplus is log-uniform from 0.001 to 0.1, as in Mamba 2 (arXiv:2405.21060)."""
     smallest, largest = math.log(0.001), math.log(0.1)
     steps = torch.empty(shape).uniform_(smallest, largest).exp()
     return nn.Parameter(steps + torch.log(-torch.expm1(-steps)))

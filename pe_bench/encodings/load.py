@@ -12,8 +12,8 @@ from typing import Any, NamedTuple, get_args
 from torch import nn
 
 from pe_bench.encodings.base import ADVERSE_FIRST, Claim, LayerEncoding, PositionalEncoding
-from pe_bench.encodings.modules import Tree, public_text, tree_of
-from pe_bench.encodings.source import covered_files, digest, find_file, sources
+from pe_bench.encodings.modules import LoadedFolder, loaded_folder_of, public_text
+from pe_bench.encodings.source import covered_files, digest, find_file, own_and_imported_files
 from pe_bench.errors import UserError, first_line, require
 from pe_bench.system.signals import INTERRUPTIONS
 from pe_bench.values import NotNegative, check_type, plain_value, shown, unknown
@@ -24,7 +24,7 @@ EncodingClass = type[LayerEncoding] | type[PositionalEncoding]
 CLAIMS: tuple[str, ...] = get_args(Claim)
 TEXTS_OR_NONE = ("paper", "window_factor", "searched")
 # Methods by which PyTorch finds the tensors of a module that it trains, moves and saves.
-WALKS = (
+LISTING_METHODS = (
     *("parameters", "named_parameters", "buffers", "named_buffers", "modules", "named_modules"),
     *("children", "named_children"),
 )
@@ -44,10 +44,10 @@ class Code(NamedTuple):
 
 
 class Loaded(NamedTuple):
-    """A file that this process has run, and the version of its folder."""
+    """The module of a file that this process has run, its folder, and the hash of the version that ran."""
 
     module: ModuleType
-    tree: Tree
+    loaded_folder: LoadedFolder
     sha256: str
 
 
@@ -79,9 +79,9 @@ def find_code(specification: str, search: Sequence[Path] = ()) -> Code:
         return Code(encoding_class, Path(inspect.getfile(encoding_class)))
     _refuse_no_hook(encoding_class)
     check_declarations(encoding_class)
-    path = loaded.tree.path
-    files = covered_files(path, loaded.tree.opened)
-    only_opened = {*files} - {*sources(path)}
+    path = loaded.loaded_folder.path
+    files = covered_files(path, loaded.loaded_folder.opened)
+    only_opened = {*files} - {*own_and_imported_files(path)}
     opened = sorted(file.relative_to(path.parent).as_posix() for file in only_opened)
     return Code(encoding_class, path, loaded.sha256, tuple(files), tuple(opened))
 
@@ -117,9 +117,9 @@ def _are_texts(values: Iterable[Any]) -> bool:
     return all(isinstance(value, str) for value in values)
 
 
-def check_walks(encoding: nn.Module) -> None:
+def check_listing_methods(encoding: nn.Module) -> None:
     """Raise `UserError` if a class overrides a method that lists its parameters, buffers or modules."""
-    for name in WALKS:
+    for name in LISTING_METHODS:
         if getattr(type(encoding), name) is getattr(nn.Module, name):
             continue
         found = getattr(encoding, name)()
@@ -130,19 +130,19 @@ def check_walks(encoding: nn.Module) -> None:
 
 
 def _ids_of_parts(parts: Iterable[Any]) -> list[int]:
-    """Return `id` of each part of a module, given as itself or with its name."""
+    """Return the `id` of each part of a module; parts are objects, or pairs of a name and an object."""
     unnamed = [part[-1] if isinstance(part, tuple) else part for part in parts]
     return [id(part) for part in unnamed]
 
 
 def opened_later(encoding_class: type) -> list[Path]:
     """Return files that an encoding opened after its import, as in a hook, and that no hash covers."""
-    tree = tree_of(encoding_class)
-    if tree is None:
+    loaded_folder = loaded_folder_of(encoding_class)
+    if loaded_folder is None:
         return []
-    covered = covered_files(tree.path, tree.opened)
+    covered = covered_files(loaded_folder.path, loaded_folder.opened)
     opened_late: list[Path] = []
-    for path, classes in tree.opened_later.items():
+    for path, classes in loaded_folder.opened_later.items():
         is_opened_by_class = not classes or encoding_class in classes
         if is_opened_by_class and path not in covered and path.is_file():
             opened_late.append(path)
@@ -153,17 +153,17 @@ def _load_file(path: Path) -> Loaded:
     """Run a file, unless this process has run the same content."""
     versions = _LOADED.setdefault(path, [])
     for version in versions:
-        if digest(path, version.tree.opened) == version.sha256:
+        if digest(path, version.loaded_folder.opened) == version.sha256:
             return version
-    tree = Tree(path)
+    loaded_folder = LoadedFolder(path)
     try:
-        module = tree.load()
+        module = loaded_folder.load()
     except INTERRUPTIONS:
         raise
     except BaseException as error:
         message = f"{type(error).__name__}: {public_text(first_line(error))}"
         raise UserError(f"{_line_of(error, path)}: {message}") from error
-    versions.append(Loaded(module, tree, digest(path, tree.opened)))
+    versions.append(Loaded(module, loaded_folder, digest(path, loaded_folder.opened)))
     return versions[-1]
 
 

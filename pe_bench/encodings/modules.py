@@ -1,8 +1,8 @@
 """Python modules of a custom encoding's folder, loaded under a private name for each version of the folder.
 
 `sys.modules` has one module for each name, so two versions of `mine.py` would share one `helper`. Here each
-version is a `Tree`: a private package whose modules have their own `__import__`. It finds modules of the
-folder under the package's name (`pe_bench_code_0.helper`), also when a hook imports them, and leaves all
+version is a `LoadedFolder`: a private package whose modules have their own `__import__`. It finds modules of
+the folder under the package's name (`pe_bench_code_0.helper`), also when a hook imports them, and leaves all
 other imports to Python. `importlib.import_module` and `importlib.util.spec_from_file_location` do the same in
 such modules.
 """
@@ -27,19 +27,19 @@ from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any
 
-from pe_bench.encodings.source import NEVER_LOCAL, package_of, sources
+from pe_bench.encodings.source import NEVER_LOCAL, own_and_imported_files, package_of
 
 OUTSIDE_MODULE = "pe_bench_code_"
 PRIVATE_NAME = re.compile(rf"\b{OUTSIDE_MODULE}\d+\.")
 # Audit events of an opened file; the first argument is the file's path.
 OPENING_EVENTS = ("open", "sqlite3.connect", "ctypes.dlopen")
-PACKAGE = Path(__file__).parents[1]
+PACKAGE_FOLDER = Path(__file__).parents[1]
 _COUNT = itertools.count()
-_TREES: dict[str, "Tree"] = {}
+_LOADED_FOLDERS: dict[str, "LoadedFolder"] = {}
 
 
-class Tree:
-    """One version of a custom encoding's folder, as modules under private names."""
+class LoadedFolder:
+    """One version of a custom encoding's folder, whose modules are loaded under private names."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -51,7 +51,7 @@ class Tree:
         # Files of the folder opened after the import, as in a hook, with the classes that opened each.
         self.opened_later: dict[Path, set[type]] = {}
         # Contents of the files that import statements name: a file may change before a hook imports it.
-        self.texts = {file: file.read_bytes() for file in sources(path)}
+        self.texts = {file: file.read_bytes() for file in own_and_imported_files(path)}
         self.is_importing = False
         self.builtins: dict[str, Any] = {**vars(builtins), "__import__": self.import_}
         self._importlib = _Importlib(self)
@@ -60,7 +60,7 @@ class Tree:
     def load(self) -> ModuleType:
         """Run the encoding's file and return its module. Exceptions of the file pass through."""
         _watch_opened_files()
-        _TREES[self.name] = self
+        _LOADED_FOLDERS[self.name] = self
         root = ModuleType(self.name)
         root.__path__ = [str(self.folder)]
         root.__spec__ = ModuleSpec(self.name, None, is_package=True)
@@ -83,7 +83,7 @@ class Tree:
         for name in [*sys.modules]:
             if f"{name}.".startswith(f"{self.name}."):
                 del sys.modules[name]
-        del _TREES[self.name]
+        del _LOADED_FOLDERS[self.name]
 
     def import_(
         self,
@@ -135,7 +135,7 @@ class Tree:
             self.opened.add(path)
         else:
             callers = {type(frame.f_locals.get("self")) for frame in _callers()}
-            classes = {each for each in callers if tree_of(each) is self}
+            classes = {each for each in callers if loaded_folder_of(each) is self}
             self.opened_later.setdefault(path, set()).update(classes)
 
     def _run_module(self, spec: ModuleSpec) -> ModuleType:
@@ -193,21 +193,21 @@ class Tree:
 
 
 class _Loader(SourceFileLoader):
-    """Runs a file of a tree from its text; Python's cached bytecode may belong to an earlier text."""
+    """Runs a file of a folder from its text, because Python's cached bytecode may be of an earlier text."""
 
     def exec_module(self, module: ModuleType) -> None:
-        # Code may load a module under a name of its own choice, which names no tree.
-        tree = tree_of(module) or _tree_of_caller()
-        assert tree is not None
+        # Code may load a module under a name of its own choice, which names no folder.
+        loaded_folder = loaded_folder_of(module) or _loaded_folder_of_caller()
+        assert loaded_folder is not None
         path = Path(self.path)
-        tree.note(path)
-        vars(module)["__builtins__"] = tree.builtins
-        text = tree.texts[path] if path in tree.texts else path.read_bytes()
+        loaded_folder.note(path)
+        vars(module)["__builtins__"] = loaded_folder.builtins
+        text = loaded_folder.texts[path] if path in loaded_folder.texts else path.read_bytes()
         exec(self.source_to_code(text, self.path), vars(module))
 
 
 class _Finder:
-    """Finds modules of trees, for Python's own import of their private names."""
+    """Finds modules of loaded folders, for Python's own import of their private names."""
 
     @staticmethod
     def find_spec(name: str, path: Sequence[str] | None = None, target: object = None) -> ModuleSpec | None:
@@ -230,42 +230,42 @@ def _spec_in_folders(name: str, folders: Sequence[str]) -> ModuleSpec | None:
 
 
 class _Importlib(ModuleType):
-    """`importlib`, as modules of a tree see it."""
+    """`importlib`, as modules of a loaded folder see it."""
 
-    def __init__(self, tree: Tree) -> None:
+    def __init__(self, loaded_folder: LoadedFolder) -> None:
         super().__init__("importlib")
-        self._tree = tree
+        self._folder = loaded_folder
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(importlib, name)
-        return self._tree.stand_in(value) if isinstance(value, ModuleType) else value
+        return self._folder.stand_in(value) if isinstance(value, ModuleType) else value
 
     def import_module(self, name: str, package: str | None = None) -> ModuleType:
         full = importlib.util.resolve_name(name, package)
-        return importlib.import_module(self._tree.private_name(full) or full)
+        return importlib.import_module(self._folder.private_name(full) or full)
 
 
 class _Util(ModuleType):
-    """`importlib.util`, as modules of a tree see it."""
+    """`importlib.util`, as modules of a loaded folder see it."""
 
-    def __init__(self, tree: Tree) -> None:
+    def __init__(self, loaded_folder: LoadedFolder) -> None:
         super().__init__("importlib.util")
-        self._tree = tree
+        self._folder = loaded_folder
 
     def __getattr__(self, name: str) -> Any:
         return getattr(importlib.util, name)
 
     def spec_from_file_location(self, name: str, location: Any = None, **options: Any) -> ModuleSpec | None:
         path = None if location is None or options else _absolute(location)
-        if path is not None and path.suffix == ".py" and _is_in_folder(path, self._tree.folder):
-            return self._tree.spec_of_file(name, path)
+        if path is not None and path.suffix == ".py" and _is_in_folder(path, self._folder.folder):
+            return self._folder.spec_of_file(name, path)
         return importlib.util.spec_from_file_location(name, location, **options)
 
 
-def tree_of(module: ModuleType | type) -> Tree | None:
-    """Return the tree of a module, or of a class's module; None for modules outside of trees."""
+def loaded_folder_of(module: ModuleType | type) -> LoadedFolder | None:
+    """Return the loaded folder that a module or a class comes from; None for all other modules."""
     name = module.__module__ if isinstance(module, type) else module.__name__
-    return _TREES.get(name.partition(".")[0])
+    return _LOADED_FOLDERS.get(name.partition(".")[0])
 
 
 def public_text(text: str) -> str:
@@ -290,7 +290,7 @@ def _is_in_folder(path: Path, folder: Path) -> bool:
     is_hidden = any(part.startswith(".") for part in inner[:-1])
     if is_hidden or "site-packages" in inner:
         return False
-    libraries = [PACKAGE, *map(Path, (sys.prefix, *site.getsitepackages()))]
+    libraries = [PACKAGE_FOLDER, *map(Path, (sys.prefix, *site.getsitepackages()))]
     libraries_inside = [library for library in libraries if library.is_relative_to(folder)]
     return not any(path.is_relative_to(library) for library in libraries_inside)
 
@@ -314,11 +314,11 @@ def _absolute(file: Any) -> Path | None:
     return path
 
 
-# The interpreter reports every file that it opens. An audit hook cannot be removed: all trees share one.
+# The interpreter reports every file that it opens. An audit hook cannot be removed: all folders share one.
 
 
 def _watch_opened_files() -> None:
-    """Begin to record files that code of trees opens, and to find modules of trees."""
+    """Begin to record files that code of loaded folders opens, and to find modules of loaded folders."""
     if _Finder not in sys.meta_path:
         sys.meta_path.insert(0, _Finder)
         sys.addaudithook(_note_opened)
@@ -331,20 +331,20 @@ def _note_opened(event: str, arguments: tuple[Any, ...]) -> None:
     if isinstance(flags, int) and flags & os.O_WRONLY:
         return
     path = _absolute(arguments[0])
-    folders = [tree.folder for tree in _TREES.values()]
+    folders = [loaded_folder.folder for loaded_folder in _LOADED_FOLDERS.values()]
     if path is None or not any(map(path.is_relative_to, folders)):
         return
-    tree = _tree_of_caller()
-    if tree is not None:
-        tree.note(path)
+    loaded_folder = _loaded_folder_of_caller()
+    if loaded_folder is not None:
+        loaded_folder.note(path)
 
 
-def _tree_of_caller() -> Tree | None:
-    """Return the tree of the innermost caller; None also for callers that a library's import runs."""
+def _loaded_folder_of_caller() -> LoadedFolder | None:
+    """Return the loaded folder of the innermost caller; None also for code that a library's import runs."""
     for frame in _callers():
-        tree = getattr(frame.f_builtins.get("__import__"), "__self__", None)
-        if isinstance(tree, Tree):
-            return tree
+        loaded_folder = getattr(frame.f_builtins.get("__import__"), "__self__", None)
+        if isinstance(loaded_folder, LoadedFolder):
+            return loaded_folder
         if frame.f_code.co_name == "_find_and_load":
             return None
     return None

@@ -8,11 +8,11 @@ Haviv et al. 2022, "Transformer Language Models without Positional Encodings Sti
 Positional Information", arXiv:2203.16634; Kazemnejad et al. 2023, arXiv:2305.19466.
 """
 
-from pe_bench.encodings.base import ROTARY, LayerEncoding
+from pe_bench.encodings.base import ROTARY_ENCODINGS, LayerEncoding
 
 
 class NoPE(LayerEncoding):
     """Every hook neutral: order is known only from the causal mask."""
 
     paper = "arXiv:2305.19466"
-    compatible_with = ROTARY  # the removal of DroPE, arXiv:2512.12167, before it is recalibrated
+    compatible_with = ROTARY_ENCODINGS  # the removal of DroPE, arXiv:2512.12167, before it is recalibrated

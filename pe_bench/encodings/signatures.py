@@ -19,14 +19,14 @@ MISSING = "???"  # OmegaConf's sign of a value that has to be given
 # Values, from other keys of the configuration, of parameters with these names and no default.
 SIZE_NAMES = ("d_model", "n_layers", "n_heads", "n_kv_heads", "d_head", "d_ff")
 SIZES = {name: f"${{model.{name}}}" for name in SIZE_NAMES}
-USUAL = SIZES | dict.fromkeys(("train_length", "max_position", "window"), "${train.length}")
+USUAL_VALUES = SIZES | dict.fromkeys(("train_length", "max_position", "window"), "${train.length}")
 # Keys of an encoding that are no options. `derived` names options that follow from the rest of the
 # configuration or from a preset; `chosen` names options that differ from the preset. `code_files` are files
 # of outside code that `code_sha256` covers and that no import statement names.
 NOT_OPTIONS = ("name", "class", "code_sha256", "code_files", "defaults", "derived", "chosen", "modifiers")
 # `option: what it means` in a class's docstring; further lines are indented.
-MEANING = re.compile(r"^(\w+): (.*(?:\n +.*)*)", re.MULTILINE)
-PACKAGE = Path(__file__).parents[1]
+OPTION_MEANING = re.compile(r"^(\w+): (.*(?:\n +.*)*)", re.MULTILINE)
+PACKAGE_FOLDER = Path(__file__).parents[1]
 
 
 class Option(NamedTuple):
@@ -45,7 +45,7 @@ class UnreadableError(Exception):
     """A class whose options its source does not show."""
 
 
-def without_class(name: str, search: Sequence[Path] = ()) -> UserError:
+def missing_class_error(name: str, search: Sequence[Path] = ()) -> UserError:
     """Return the error for a file given without a class; it names the file's classes, without running it."""
     text = find_file(name, search).read_text(encoding="utf-8", errors="replace")
     classes = re.findall(r"^class (\w+)(?=.*:)", text, re.MULTILINE)
@@ -85,11 +85,11 @@ def read_part(file: Path) -> dict[str, Any]:
     part: dict[str, Any] = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
     if "class" in part and file.parent.name == "encoding":
         part = {"name": file.stem, **part}
-    return complete(part, (file.parent.parent,))
+    return with_all_options(part, (file.parent.parent,))
 
 
-def complete(part: dict[str, Any], search: Sequence[Path] = ()) -> dict[str, Any]:
-    """Return an encoding's keys with all options of its class, in the order of its signature.
+def with_all_options(part: dict[str, Any], search: Sequence[Path] = ()) -> dict[str, Any]:
+    """Return the values of an encoding, with defaults for the other options of its class, in their order.
 
     A part without a class is returned as it is: it builds on another file. Named encodings inside options are
     completed too, from the files in the first folder of `search`.
@@ -100,7 +100,7 @@ def complete(part: dict[str, Any], search: Sequence[Path] = ()) -> dict[str, Any
     defaults = {option.name: option.default for option in options_of(part["class"], search)}
     for name, default in defaults.items():
         if default is MISSING:
-            defaults[name] = USUAL.get(name, MISSING)
+            defaults[name] = USUAL_VALUES.get(name, MISSING)
     values = dict(part)
     for option, value in part.items():
         if isinstance(value, dict) and "name" in value:
@@ -127,7 +127,7 @@ def _complete_nested(values: dict[str, Any], folder: Path) -> dict[str, Any]:
 def _module_file(module: str, folder: Path) -> Path:
     """Return the file of a module of pe-bench, or of a module in `folder`."""
     first, *rest = module.split(".")
-    package = PACKAGE if first == PACKAGE.name else folder / first
+    package = PACKAGE_FOLDER if first == PACKAGE_FOLDER.name else folder / first
     stem = package.joinpath(*rest)
     for file in (stem.with_suffix(".py"), stem / "__init__.py"):
         if file.is_file():
@@ -178,7 +178,7 @@ def _options_in_source(file: Path, name: str) -> list[Option]:
         options[option_of(argument)] = Option(option_of(argument), value, is_last=is_last)
     meanings = {option.name: option.meaning for option in inherited_options.values()}
     docstring = ast.get_docstring(node) or ""
-    meanings |= dict(MEANING.findall(docstring))
+    meanings |= dict(OPTION_MEANING.findall(docstring))
     options_with_meanings: list[Option] = []
     for name, option in options.items():
         one_line = " ".join(meanings.get(name, "").split())

@@ -29,7 +29,7 @@ def find_file(location: str, search: Sequence[Path]) -> Path:
 
 
 def digest(path: Path, opened: Iterable[Path] = ()) -> str:
-    """Return 16 characters of a hash of a file, its imports from its folder, and `opened`.
+    """Return 16 characters of a hash of all `covered_files`: their contents, and their names but the first.
 
     opened: files of the folder that were opened during the import; missing files are left out.
     """
@@ -44,7 +44,7 @@ def digest(path: Path, opened: Iterable[Path] = ()) -> str:
 
 def covered_files(path: Path, opened: Iterable[Path] = ()) -> list[Path]:
     """Return the files that the identity of a custom encoding covers, its own first."""
-    first, *imported = sources(path)
+    first, *imported = own_and_imported_files(path)
     others = {*imported, *filter(Path.is_file, opened)}
     return [first, *sorted(others - {first})]
 
@@ -64,8 +64,8 @@ def named_files(path: Path, names: Any) -> list[Path]:
     return files
 
 
-def sources(path: Path) -> list[Path]:
-    """Return a file, and the files of its folder that it imports, directly or indirectly."""
+def own_and_imported_files(path: Path) -> list[Path]:
+    """Return the file of a custom encoding, and the files of its folder that it imports, also indirectly."""
     files = {path}
     todo = [path]
     while todo:

@@ -9,7 +9,14 @@ from typing import Any, get_type_hints
 
 from pe_bench.encodings.base import LayerEncoding, Layers, NestedEncoding, PositionalEncoding
 from pe_bench.encodings.compose import Composition
-from pe_bench.encodings.load import BUILT_IN, Code, EncodingClass, check_declarations, check_walks, find_code
+from pe_bench.encodings.load import (
+    BUILT_IN,
+    Code,
+    EncodingClass,
+    check_declarations,
+    check_listing_methods,
+    find_code,
+)
 from pe_bench.encodings.signatures import MISSING, NOT_OPTIONS, SIZES, argument_of, options_of
 from pe_bench.encodings.source import digest, named_files
 from pe_bench.errors import UserError, first_line, require
@@ -18,7 +25,7 @@ from pe_bench.values import check_type, shown, unknown
 
 @dataclass(frozen=True)
 class PartSpec:
-    """One class with its options: an encoding without its modifiers, or a modifier."""
+    """A part of an encoding in a configuration: one class with its options, of an encoding or a modifier."""
 
     values: Mapping[str, Any]  # the values of the configuration: options, and the keys of NOT_OPTIONS
     search: tuple[Path, ...] = ()  # folders that may contain the file of the class
@@ -131,7 +138,7 @@ class PartSpec:
             message = f"{name}.__init__ must call super().__init__() before all else"
             require("_modules" in vars(part), message)
             check_declarations(part)
-            check_walks(part)
+            check_listing_methods(part)
         return Layers(built_parts) if is_layer_encoding else built_parts[0]
 
     def identity(self) -> dict[str, Any]:

@@ -21,13 +21,13 @@ from pe_bench.encodings.masks.ranges import first_and_window_ranges
 from pe_bench.errors import require
 from pe_bench.model.attention import attention
 
-NAME = "pe_bench"
+ATTENTION_NAME = "pe_bench"
 # Tokens at the beginning that the control `window` leaves visible. Pretrained models give the first tokens
 # much of their attention whatever these say (Xiao et al. 2024, arXiv:2309.17453, find that four are enough).
 # Where they are hidden, the loss rises for a reason that has nothing to do with far text.
-FIRST_TOKENS = 4
+ALWAYS_VISIBLE_TOKENS = 4
 # Arguments on which a layer's output does not depend, or that are known in other ways.
-WITHOUT_EFFECT = frozenset(
+ARGUMENTS_WITHOUT_EFFECT = frozenset(
     {"position_ids", "cache_position", "use_cache", "output_attentions", "output_hidden_states"}
     | {"output_router_logits", "return_dict", "is_causal", "dropout", "sliding_window"}
 )
@@ -54,7 +54,7 @@ class PassMask:
         return seen.expand(len(query_Q), len(key_N))
 
     def first_key(self, start: int, stop: int) -> int:
-        """Return the first key that is visible to any of the queries `start` to `stop` - 1; it is kept."""
+        """Return the index of the first key that any of the queries `start` to `stop` - 1 sees."""
         if (start, stop) not in self._first:
             index = torch.arange(stop, device=self.device)
             is_seen = self.visible(index[start:], index).any(0)
@@ -68,7 +68,7 @@ class PassMask:
 
 
 class PassMaskLayer(LayerEncoding):
-    """A layer with the mask of the pass."""
+    """A layer whose queries see the keys that the mask of a pass shows."""
 
     def __init__(self, mask: PassMask) -> None:
         super().__init__()
@@ -144,15 +144,16 @@ class PassState:
 
 
 def register() -> None:
-    """Make our functions known to transformers, under one name."""
+    """Register `attend` and `make_mask` with transformers, under the name `ATTENTION_NAME`."""
     from transformers.masking_utils import AttentionMaskInterface
     from transformers.modeling_utils import AttentionInterface
 
-    AttentionInterface.register(NAME, attend)
-    AttentionMaskInterface.register(NAME, make_mask)
+    AttentionInterface.register(ATTENTION_NAME, attend)
+    AttentionMaskInterface.register(ATTENTION_NAME, make_mask)
 
 
 def make_mask(*_: Any, device: torch.device, mask_function: MaskFunction, **more: Any) -> PassMask:
+    """Return the mask of a pass for `attend`, from the arguments that transformers gives."""
     from transformers.masking_utils import causal_mask_function
 
     return PassMask(mask_function, mask_function is causal_mask_function, torch.device(device))
@@ -169,10 +170,14 @@ def attend(
     s_aux: Tensor | None = None,
     **more: Any,
 ) -> tuple[Tensor, None]:
-    """Return the output [B, T, H, K] of a layer's attention. key, value: [B, G, T, K]."""
+    """Compute a layer's attention for transformers: return the output [B, T, H, K], and None for weights.
+
+    query: [B, H, T, K]. key, value: [B, G, T, K]. s_aux: the logits of sinks. Raises `UserError` for other
+    arguments that pe-bench does not know.
+    """
     given = {name: argument for name, argument in more.items() if argument is not None}
     effective = {name for name, argument in given.items() if argument is not False}
-    unknown = ", ".join(sorted(effective - WITHOUT_EFFECT))
+    unknown = ", ".join(sorted(effective - ARGUMENTS_WITHOUT_EFFECT))
     message = f"{type(module).__name__} hands {unknown} to its attention, which pe-bench does not know"
     require(not unknown, message)
     state: PassState = module._pe_bench  # pyright: ignore[reportAssignmentType]
@@ -195,7 +200,7 @@ def attend(
     if attention_mask is not None and not attention_mask.is_causal:
         parts.append(PassMaskLayer(attention_mask))
     if state.window is not None:
-        parts.append(FirstAndLatest(FIRST_TOKENS, state.window))
+        parts.append(FirstAndLatest(ALWAYS_VISIBLE_TOKENS, state.window))
     if softcap is not None:
         parts.append(SoftCap(softcap))
     if s_aux is not None:

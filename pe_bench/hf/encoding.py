@@ -33,16 +33,22 @@ from pe_bench.encodings.spec import EncodingSpec
 from pe_bench.errors import UserError
 from pe_bench.hf.attention import AttentionArguments, PassState
 from pe_bench.hf.model import sees_all, trunk_of
-from pe_bench.hf.rotary import FREQUENCIES, TOLERANCE, RotaryCall, recorded, rotary_modules
+from pe_bench.hf.rotary import (
+    FREQUENCIES_BUFFER,
+    ROTATION_TOLERANCE,
+    RotaryCall,
+    recording_calls,
+    rotary_modules,
+)
 
-TOKENS = 48  # the tokens of a pass; fewer if a scaling depends on the length from a shorter text on
-LATER = 7  # the first position of the third pass
-FACTOR = "attention_scaling"  # a part of the names of rotary modules' attributes
-NEUTRAL = "pe_bench.encodings.nope:NoPE"
+PASS_TOKENS = 48  # tokens of a pass; fewer if a scaling depends on the length from a shorter text on
+LATER_POSITION = 7  # the first position of the third pass
+FACTOR_ATTRIBUTE = "attention_scaling"  # a part of the names of rotary modules' attributes
+NEUTRAL_CLASS = "pe_bench.encodings.nope:NoPE"
 ORIGINAL, LONGEST = "original_max_position_embeddings", "max_position_embeddings"  # keys of Parameters
 LONGER_TIMES = (2, 4)  # times a length of the configuration, at which rotations are compared
-TRAINED_TIMES = 2  # training lengths: a layer that sees a whole text of this length sees every text
-DYNAMIC = "rope_dynamic_ntk"
+WHOLE_TEXT_TIMES = 2  # training lengths: a layer that sees a whole text of this length sees every text
+DYNAMIC_SCALING = "rope_dynamic_ntk"
 LAYOUTS: tuple[Layout, ...] = ("half", "interleaved")
 
 # The parameters of rotations, as transformers' configurations have them.
@@ -70,12 +76,12 @@ class Rotation:
         return turned
 
 
-UNKNOWN = Rotation("half", (), 0.0, 0)  # the rotation of a layer that no rotary module of the model explains
+UNKNOWN_ROTATION = Rotation("half", (), 0.0, 0)  # of a layer that no rotary module of the model explains
 
 
 @dataclass(frozen=True)
 class LayerFacts:
-    """The facts of a model's layers with attention."""
+    """The facts of a model's layers with attention: their rotations, arguments and rotary calls."""
 
     numbers: list[int]  # the numbers of these layers in the model
     rotations: list[Rotation | None]  # None for a layer without a rotation
@@ -108,19 +114,19 @@ def _identity_rotation(module: nn.Module, output: Any) -> Any:
 
 
 @torch.no_grad()
-def find_layer_facts(model: Any, state: PassState, length: int = TOKENS) -> LayerFacts | None:
+def find_layer_facts(model: Any, state: PassState, length: int = PASS_TOKENS) -> LayerFacts | None:
     """Find the rotation and the mask of each layer; None if no layer's attention can be replaced.
 
     length: in texts of up to this many tokens, rotations do not depend on the text's length.
     """
-    n_tokens = min(TOKENS, length)
+    n_tokens = min(PASS_TOKENS, length)
     rotary_calls: dict[tuple[Any, ...], RotaryCall] = {}
-    with recorded(model, rotary_calls):
+    with recording_calls(model, rotary_calls):
         actual = _capture_arguments(model, state, n_tokens, is_neutral=False)
     if not actual:
         return None
     plain = _capture_arguments(model, state, n_tokens, is_neutral=True)
-    later = _capture_arguments(model, state, n_tokens, is_neutral=True, first=LATER)
+    later = _capture_arguments(model, state, n_tokens, is_neutral=True, first=LATER_POSITION)
     numbers = sorted(actual)
     rotations = [_find_rotation(model, actual[n].queries, plain[n].queries) for n in numbers]
     is_same = [_is_same(layer.queries, later[n].queries) for n, layer in plain.items()]
@@ -152,11 +158,11 @@ def _find_rotation(model: nn.Module, actual: Tensor, plain: Tensor) -> Rotation 
         return None
     width = actual.shape[-1]
     ids = torch.arange(actual.shape[-2], device=actual.device)
-    buffers = [buffer for name, buffer in model.named_buffers() if FREQUENCIES in name]
+    buffers = [buffer for name, buffer in model.named_buffers() if FREQUENCIES_BUFFER in name]
     factors = {1.0}
     for module in model.modules():
         for name, value in vars(module).items():
-            if FACTOR in name and isinstance(value, int | float):
+            if FACTOR_ATTRIBUTE in name and isinstance(value, int | float):
                 factors.add(value)
     for layout, buffer, factor in itertools.product(LAYOUTS, buffers, factors):
         if 2 * len(buffer) > width:
@@ -165,13 +171,13 @@ def _find_rotation(model: nn.Module, actual: Tensor, plain: Tensor) -> Rotation 
         rotation = Rotation(layout, frequencies, float(factor), width)
         if _is_same(actual, rotation.turn(plain.double(), ids)):
             return rotation
-    return UNKNOWN
+    return UNKNOWN_ROTATION
 
 
 def _is_same(one: Tensor, other: Tensor) -> bool:
-    """Return whether two tensors are equal up to rounding."""
+    """Return whether two tensors differ by at most `ROTATION_TOLERANCE` of the largest number."""
     difference = (one.double() - other.double()).abs().max()
-    return bool(difference <= TOLERANCE * one.abs().max())
+    return bool(difference <= ROTATION_TOLERANCE * one.abs().max())
 
 
 class RotatedLayer(LayerEncoding):
@@ -186,37 +192,38 @@ class RotatedLayer(LayerEncoding):
         return turn(queries.x, queries.position), turn(keys.x, keys.position)
 
 
-def describe(
+def describe_encoding(
     layer_facts: LayerFacts, parameters: Parameters, train_length: int, *, has_table: bool
 ) -> tuple[dict[str, Any], dict[int, LayerEncoding], bool]:
-    """Return the encoding's values in a configuration, and the encodings of other layers by their number.
+    """Return the encoding of a model: three values.
 
-    The third value is whether our encoding rotates queries and keys, in place of the model itself.
+    They are the values of the run's encoding in a configuration; the encodings of the layers that keep their
+    own, by the number of the layer; and whether our encoding rotates, in place of the model itself.
     parameters: the parameters of rotations in the model's configuration. has_table: the model has learned
     vectors of positions.
     """
-    if UNKNOWN in layer_facts.rotations:
-        return neutral("own"), {}, False
-    primary = _primary_rotation(layer_facts, TRAINED_TIMES * train_length)
+    if UNKNOWN_ROTATION in layer_facts.rotations:
+        return neutral_encoding("own"), {}, False
+    primary = _primary_rotation(layer_facts, WHOLE_TEXT_TIMES * train_length)
     lengths = _lengths_to_try(parameters, train_length)
     fixed_layers: dict[int, LayerEncoding] = {}
     for number, rotation in zip(layer_facts.numbers, layer_facts.rotations, strict=True):
         if rotation == primary:
             continue
         if rotation is not None and not _is_constant(rotation, layer_facts.calls, lengths):
-            return neutral("own"), {}, False
+            return neutral_encoding("own"), {}, False
         fixed_layers[number] = LayerEncoding() if rotation is None else RotatedLayer(rotation)
     if primary is None and has_table:
-        return neutral("learned"), fixed_layers, True
+        return neutral_encoding("learned"), fixed_layers, True
     if primary is None:
-        return neutral("own" if layer_facts.reads_positions else "nope"), fixed_layers, True
-    values = name_of(primary, parameters, train_length, layer_facts.calls)
+        return neutral_encoding("own" if layer_facts.reads_positions else "nope"), fixed_layers, True
+    values = encoding_with_rotation(primary, parameters, train_length, layer_facts.calls)
     if values is None:
-        return neutral("own"), {}, False
+        return neutral_encoding("own"), {}, False
     return values, fixed_layers, True
 
 
-def name_of(
+def encoding_with_rotation(
     rotation: Rotation, parameters: Parameters, train_length: int, calls: Sequence[RotaryCall]
 ) -> dict[str, Any] | None:
     """Return the values of our encoding with this rotation; None if no encoding of ours has it.
@@ -265,9 +272,9 @@ def _primary_rotation(layer_facts: LayerFacts, length: int) -> Rotation | None:
     return max(rotary, key=counts.__getitem__) if rotary else None
 
 
-def neutral(name: str) -> dict[str, Any]:
-    """Return the values of an encoding that does nothing, under a name."""
-    return {"name": name, "class": NEUTRAL, "derived": [], "modifiers": {}}
+def neutral_encoding(name: str) -> dict[str, Any]:
+    """Return the values of an encoding that does nothing, under the name `name`."""
+    return {"name": name, "class": NEUTRAL_CLASS, "derived": [], "modifiers": {}}
 
 
 def _candidate_values(
@@ -286,7 +293,7 @@ def _candidate_values(
     elif 2 * pairs != width:
         partial_options = {"fraction": 2 * pairs / width}
     for name, scaling in _scalings(group, rotation, train_length):
-        length = group.get(LONGEST if name == DYNAMIC else ORIGINAL) or train_length
+        length = group.get(LONGEST if name == DYNAMIC_SCALING else ORIGINAL) or train_length
         derived = ["train_length"] if length == train_length else []
         yield _encoding_values(
             name, {**scaling, **options, "train_length": length, **partial_options}, derived
@@ -308,7 +315,7 @@ def _scalings(
     if not factor:
         return
     if group.get("rope_type") == "dynamic":
-        yield DYNAMIC, factor
+        yield DYNAMIC_SCALING, factor
     yield "rope_pi", factor
     ends = {f"{end}_frequency_factor": float(group.get(f"{end}_freq_factor") or 0) for end in ("low", "high")}
     if all(ends.values()):
@@ -337,9 +344,9 @@ def _has_rotation(
     theirs = torch.tensor(rotation.frequencies, dtype=torch.float64)
     if short.frequencies.shape != theirs.shape:
         return False
-    if not torch.allclose(short.frequencies, theirs, rtol=TOLERANCE, atol=0):
+    if not torch.allclose(short.frequencies, theirs, rtol=ROTATION_TOLERANCE, atol=0):
         return False
-    if not math.isclose(short.attention_factor, rotation.factor, rel_tol=TOLERANCE):
+    if not math.isclose(short.attention_factor, rotation.factor, rel_tol=ROTATION_TOLERANCE):
         return False
     made_by = _calls_of(rotation, calls)
     for length in lengths:

@@ -31,10 +31,10 @@ from pe_bench.encodings.scalings.yarn import YaRN
 from pe_bench.encodings.spec import EncodingSpec
 from pe_bench.errors import RunError, require
 from pe_bench.hf.library import quiet
-from pe_bench.hf.opened import MAX_WINDOW, MIN_TOKENS, Opened, open_checkpoint
+from pe_bench.hf.opened import COMPARED_TOKENS, LONGEST_WINDOW, Opened, open_checkpoint
 from pe_bench.hf.source import (
     CONFIG,
-    GENERATION,
+    GENERATION_CONFIG,
     TOKENIZER,
     TOKENIZER_CONFIG,
     Source,
@@ -44,17 +44,17 @@ from pe_bench.hf.source import (
 from pe_bench.model.decoder import Decoder
 from pe_bench.system.files import write_json
 
-ROTATIONS = (RoPE, PRoPE, RopePI, RopeNTK, RopeDynamicNTK, YaRN, Llama3, LongRoPE)
-EXPORTED = (
+EXPORTED_ROTATIONS = (RoPE, PRoPE, RopePI, RopeNTK, RopeDynamicNTK, YaRN, Llama3, LongRoPE)
+EXPORTED_NAMES = (
     "rope, p_rope, nope, rope_pi, rope_ntk, rope_dynamic_ntk, yarn, llama3 and longrope, each also with the "
     "modifier sliding_window; smollm3, cohere2, and local_global of one rotation and nope"
 )
-NO_MODEL = f"no model of transformers has the encoding {{}}; these can be exported: {EXPORTED}"
-MAX_DIFFERENCE = 1e-4  # the largest difference of logits, relative to the largest logit
+NO_MODEL_MESSAGE = f"no model of transformers has the encoding {{}}; these can be exported: {EXPORTED_NAMES}"
+MAX_LOGIT_DIFFERENCE = 1e-4  # the largest difference of logits, relative to the largest logit
 COMPARED_TIMES = 2  # the training length
-WINDOW = "sliding_window"  # a key of transformers' configurations
-NORMS = {"attention.query_norm": "self_attn.q_norm", "attention.key_norm": "self_attn.k_norm"}
-NAMES = {
+WINDOW_KEY = "sliding_window"  # a key of transformers' configurations
+NORM_NAMES = {"attention.query_norm": "self_attn.q_norm", "attention.key_norm": "self_attn.k_norm"}
+WEIGHT_NAMES = {
     "attention.query": "self_attn.q_proj",
     "attention.key": "self_attn.k_proj",
     "attention.value": "self_attn.v_proj",
@@ -77,12 +77,12 @@ def exported_settings(config: Config, model: Decoder, end_of_text: int) -> tuple
     layers = [model.encoding.layer(number) for number in range(model.n_layers)]
     parts_of_layers = [getattr(layer, "parts", (layer,)) for layer in layers]
     parts = list(itertools.chain.from_iterable(parts_of_layers))
-    rotating = [part for part in parts if type(part) in ROTATIONS]
+    rotating = [part for part in parts if type(part) in EXPORTED_ROTATIONS]
     windows = [_window_of(layer_parts) for layer_parts in parts_of_layers]
-    is_known = all(type(part) in (SlidingWindow, NoPE, *ROTATIONS) for part in parts)
+    is_known = all(type(part) in (SlidingWindow, NoPE, *EXPORTED_ROTATIONS) for part in parts)
     is_known &= not any(part.overrides("ids", "embed") for part in _embedding_parts(model))
     is_known &= _share_one_rotation(rotating) and len({*windows} - {0}) < 2
-    require(is_known, NO_MODEL.format(spec.label))
+    require(is_known, NO_MODEL_MESSAGE.format(spec.label))
     rotates = [any(part in rotating for part in layer_parts) for layer_parts in parts_of_layers]
     message = f"no model of transformers has model.qk_norm and {spec.label}: Qwen3 turns every layer alike"
     require(not size.qk_norm or (all(rotates) and len(set(windows)) == 1), message)
@@ -141,11 +141,11 @@ def _model_type(rotates: Sequence[bool], windows: Sequence[int], *, qk_norm: boo
     rotates: whether each layer rotates. windows: each layer's window, 0 for none.
     """
     window = max(windows) or None
-    windowed = {"use_sliding_window": window is not None, WINDOW: window}
+    windowed = {"use_sliding_window": window is not None, WINDOW_KEY: window}
     if qk_norm:
         return {"model_type": "qwen3", **windowed, "max_window_layers": 0 if window else len(windows)}
     if all(rotates) and len(set(windows)) == 1:
-        return {"model_type": "mistral", WINDOW: window} if window else {"model_type": "llama"}
+        return {"model_type": "mistral", WINDOW_KEY: window} if window else {"model_type": "llama"}
     types = []
     for layer_window in windows:
         types.append("sliding_attention" if layer_window else "full_attention")
@@ -205,7 +205,7 @@ def write_model(
 
     Raises `RunError` if the logits are not equal.
     """
-    names = {**NAMES, **NORMS} if config.model.qk_norm else NAMES
+    names = {**WEIGHT_NAMES, **NORM_NAMES} if config.model.qk_norm else WEIGHT_NAMES
     weights = _renamed_weights(model, names, config.model.d_head if is_interleaved else None)
     with quiet() as transformers:
         with torch.device("meta"):
@@ -217,9 +217,9 @@ def write_model(
         exported.save_pretrained(folder)
         loaded = transformers.AutoModelForCausalLM.from_pretrained(folder, local_files_only=True).eval()
         difference = _largest_difference(model, loaded, COMPARED_TIMES * config.train.length)
-    if not difference <= MAX_DIFFERENCE:
+    if not difference <= MAX_LOGIT_DIFFERENCE:
         differ = f"the exported model's logits differ from ours by {difference:.2g} of the largest"
-        raise RunError(f"{differ}: {NO_MODEL.format(EncodingSpec(config.encoding).label)}")
+        raise RunError(f"{differ}: {NO_MODEL_MESSAGE.format(EncodingSpec(config.encoding).label)}")
     return difference
 
 
@@ -259,8 +259,8 @@ def rescaled_config(source: Source, opened: Opened, spec: EncodingSpec, train_le
     """Return a model's config.json with another rotation. Raise `UserError` if it cannot have this one."""
     layers = [spec.build(opened.size.n_layers).layer(number) for number in range(opened.size.n_layers)]
     part = layers[0]
-    is_known = type(part) in ROTATIONS and not spec.modifiers
-    require(is_known, NO_MODEL.format(spec.label))
+    is_known = type(part) in EXPORTED_ROTATIONS and not spec.modifiers
+    require(is_known, NO_MODEL_MESSAGE.format(spec.label))
     values = dict(source.config)
     rotations = values.get("rope_parameters") or {}
     is_nested = "text_config" in values or any(isinstance(value, Mapping) for value in rotations.values())
@@ -282,8 +282,8 @@ def write_weights(folder: Path, source: Source, causal: Any, values: Mapping[str
     with quiet():
         causal.save_pretrained(folder)
     # The generation settings that transformers writes are those of loading it here.
-    (folder / GENERATION).unlink(missing_ok=True)
-    for path in (source.folder / name for name in (TOKENIZER, TOKENIZER_CONFIG, GENERATION)):
+    (folder / GENERATION_CONFIG).unlink(missing_ok=True)
+    for path in (source.folder / name for name in (TOKENIZER, TOKENIZER_CONFIG, GENERATION_CONFIG)):
         if path.is_file():
             shutil.copyfile(path, folder / path.name)
     kept = {name: value for name, value in values.items() if name not in ("dtype", "torch_dtype")}
@@ -299,10 +299,10 @@ def require_rescaled(written: Source, opened: Opened, spec: EncodingSpec, train_
     Raises `RunError` if the logits are not equal, or if its rotation differs in longer texts.
     """
     model = opened.model.with_encoding(spec.build(opened.size.n_layers)).eval()
-    count = min(COMPARED_TIMES * train_length, MAX_WINDOW)
+    count = min(COMPARED_TIMES * train_length, LONGEST_WINDOW)
     generator = torch.Generator().manual_seed(0)
     tokens = model.with_begin_tokens(torch.randint(model.vocab_size, (1, count), generator=generator))
-    ours = model.logits(model.hidden(tokens, torch.arange(count))[:, -MIN_TOKENS:])
+    ours = model.logits(model.hidden(tokens, torch.arange(count))[:, -COMPARED_TOKENS:])
     again = open_checkpoint(
         written, load_config(written), train_length, model.begin, torch.float32, plain=False
     )
@@ -311,9 +311,9 @@ def require_rescaled(written: Source, opened: Opened, spec: EncodingSpec, train_
         is_same = turn_alike(again.model.encoding.layer(0), model.encoding.layer(0), window, 1e-5)
         if not is_same:
             raise RunError(f"transformers' {spec.label} turns otherwise than ours in {window:,} tokens")
-    theirs = load_model(written, load_config(written))(tokens, use_cache=False).logits[:, -MIN_TOKENS:]
+    theirs = load_model(written, load_config(written))(tokens, use_cache=False).logits[:, -COMPARED_TOKENS:]
     difference = float((ours - theirs).abs().max() / theirs.abs().max())
-    if not difference <= MAX_DIFFERENCE:
+    if not difference <= MAX_LOGIT_DIFFERENCE:
         differ = f"the written checkpoint's logits differ from ours by {difference:.2g} of the largest"
         raise RunError(f"{differ}: {spec.label} is another encoding in transformers")
     return difference

@@ -11,20 +11,20 @@ from pathlib import Path
 from typing import Any
 
 from pe_bench.errors import UserError, first_line, how_to_install, require
-from pe_bench.hf.library import SAFE, quiet
-from pe_bench.system.files import cache_root, cached_digest, cached_folder, key_of
+from pe_bench.hf.library import SAFE_OPTIONS, quiet
+from pe_bench.system.files import cache_key, cache_root, cached_digest, cached_folder
 
-SUFFIX = ".gguf"
-LAYOUT = 1  # the version of the layout of the folder in the cache
-EXACT = ("F32",)  # types of tensors without rounding
+GGUF_SUFFIX = ".gguf"
+LAYOUT_VERSION = 1  # the version of the layout of the folder in the cache
+EXACT_TYPES = ("F32",)  # types of tensors without rounding
 # Beginnings of names of tensors with a factor for each frequency, as in Llama 3.1 and Phi 3.
 FREQUENCY_FACTORS = ("rope_freqs", "rope_factors")
-ORIGINAL = "give the folder that the file was made from"
+ORIGINAL_HINT = "give the folder that the file was made from"
 
 
 @dataclass(frozen=True)
 class Weights:
-    """The weights in a GGUF file."""
+    """The weights in a GGUF file: their file, types and number."""
 
     file: Path
     rounding: str  # the types to which weights were rounded, the most frequent first
@@ -36,25 +36,27 @@ def find_gguf(path: Path) -> Path | None:
 
     Raises `UserError` for a folder with several GGUF files.
     """
-    if path.is_file() and path.suffix == SUFFIX:
+    if path.is_file() and path.suffix == GGUF_SUFFIX:
         return path.resolve()
     if not path.is_dir() or (path / "config.json").exists():
         return None
-    files = sorted(path.glob(f"*{SUFFIX}"))
+    files = sorted(path.glob(f"*{GGUF_SUFFIX}"))
     names = ", ".join(file.name for file in files[:3])
-    message = f"{path} has {len(files)} GGUF files ({names}): name one, as hf:{path}/FILE{SUFFIX}"
+    message = f"{path} has {len(files)} GGUF files ({names}): name one, as hf:{path}/FILE{GGUF_SUFFIX}"
     require(len(files) < 2, message)
     return files[0].resolve() if files else None
 
 
-def described(file: Path) -> tuple[Path, Weights]:
-    """Return the folder with the configuration and the tokenizer of a file, and the facts of its weights.
+def configuration_of_gguf(file: Path) -> tuple[Path, Weights]:
+    """Return a folder with a file's configuration and tokenizer, and the facts of the file's weights.
 
     Raises `UserError` for a file that transformers cannot read, or would read as another model.
     """
     root = cache_root(None) / "gguf"
     with quiet() as transformers:
-        key = key_of("gguf", LAYOUT, transformers.__version__, cached_digest(file, cache_root(None)))
+        key = cache_key(
+            "gguf", LAYOUT_VERSION, transformers.__version__, cached_digest(file, cache_root(None))
+        )
         folder, meta = cached_folder(root, key, lambda folder: _write_description(file, folder, transformers))
     return folder, Weights(file, str(meta["rounding"]), int(meta["count"]))
 
@@ -68,20 +70,22 @@ def _write_description(file: Path, folder: Path, transformers: Any) -> dict[str,
     if scaling not in ("", "none"):
         unread.insert(0, f"the scaling {scaling}")
     if unread:
-        raise UserError(f"{file} rotates by {unread[0]}, which transformers does not read there: {ORIGINAL}")
+        raise UserError(
+            f"{file} rotates by {unread[0]}, which transformers does not read there: {ORIGINAL_HINT}"
+        )
     with tempfile.TemporaryDirectory(prefix="pe-bench-") as name:
         (Path(name) / file.name).symlink_to(file)
         try:
-            options = {"gguf_file": file.name, **SAFE}
+            options = {"gguf_file": file.name, **SAFE_OPTIONS}
             transformers.AutoConfig.from_pretrained(name, **options).save_pretrained(folder)
             transformers.AutoTokenizer.from_pretrained(name, **options).save_pretrained(folder)
         except Exception as error:  # whatever transformers raises for a file that it does not know
             reason = f"transformers {transformers.__version__} cannot read it ({first_line(error)[:200]})"
-            raise UserError(f"{file}: {reason}: {ORIGINAL}") from error
+            raise UserError(f"{file}: {reason}: {ORIGINAL_HINT}") from error
     numbers_by_type: Counter[str] = Counter()
     for tensor in reader.tensors:
         numbers_by_type[tensor.tensor_type.name] += int(tensor.n_elements)
-    rounded = [name for name, _ in numbers_by_type.most_common() if name not in EXACT]
+    rounded = [name for name, _ in numbers_by_type.most_common() if name not in EXACT_TYPES]
     return {"rounding": ", ".join(rounded), "count": numbers_by_type.total()}
 
 
@@ -107,7 +111,7 @@ def _text_of_key(reader: Any, key: str) -> str:
     return "" if field is None else str(field.contents())
 
 
-def dequantising(transformers: Any, file: Path) -> dict[str, Any]:
+def dequantising_arguments(transformers: Any, file: Path) -> dict[str, Any]:
     """Return the arguments by which transformers loads the weights of a file as float32."""
     load_options: dict[str, Any] = {"gguf_file": file.name}
     # Newer versions keep the blocks of the file, and compute with kernels that they would download.

@@ -10,18 +10,18 @@ import torch
 from pe_bench.encodings.spec import EncodingSpec
 from pe_bench.errors import UserError
 from pe_bench.hf.attention import AttentionArguments, PassMask
-from pe_bench.hf.encoding import UNKNOWN, Rotation, name_of
+from pe_bench.hf.encoding import UNKNOWN_ROTATION, Rotation, encoding_with_rotation
 from pe_bench.hf.opened import open_checkpoint, rotations_of, train_length_of
 from pe_bench.hf.rotary import RotaryCall
 from pe_bench.hf.source import load_config, read_source
 from pe_bench.render.grid import Cell, Column, Grid
 
-COLUMNS = [
+LAYER_COLUMNS = [
     Column(name, is_left=name in ("layers", "rotation", "sees"))
     for name in ("layers", "rotation", "base", "turned", "sees", "sinks", "soft cap", "logits")
 ]
-NO_ATTENTION = ("no attention", *[""] * (len(COLUMNS) - 2))
-LONGEST = 2**20  # tokens of the longest window that is found
+NO_ATTENTION_CELLS = ("no attention", *[""] * (len(LAYER_COLUMNS) - 2))
+LONGEST_WINDOW = 2**20  # tokens of the longest window that is found
 ASSUMED_LENGTH = 2_048  # if the configuration states no length; only a scaling's name depends on it
 
 
@@ -43,7 +43,7 @@ def layers_of(text: str) -> Grid:
         layers_by_texts.setdefault(facts, []).append(number)
     others = {*range(opened.size.n_layers)} - {*layer_facts.numbers}
     if others:
-        layers_by_texts[NO_ATTENTION] = sorted(others)
+        layers_by_texts[NO_ATTENTION_CELLS] = sorted(others)
     notes = ["turned: the features of a head that the rotation turns; found with random tokens"]
     if opened.model.max_positions is not None:
         notes.insert(0, f"it has a table of {opened.model.max_positions:,} positions")
@@ -54,7 +54,7 @@ def layers_of(text: str) -> Grid:
     rows: list[list[Cell]] = []
     for facts, alike in layers_by_texts.items():
         rows.append([Cell(_spans(alike)), *map(Cell, facts)])
-    return Grid(COLUMNS, rows, (title, trained), notes=notes).without_empty()
+    return Grid(LAYER_COLUMNS, rows, (title, trained), notes=notes).without_empty()
 
 
 def _spans(numbers: Sequence[int]) -> str:
@@ -81,8 +81,8 @@ def _rotation_texts(
     if rotation is None:
         return "none", "", ""
     values = None
-    if rotation != UNKNOWN:
-        values = name_of(rotation, parameters, length, calls)
+    if rotation != UNKNOWN_ROTATION:
+        values = encoding_with_rotation(rotation, parameters, length, calls)
     if values is None:
         return "unknown", "", ""
     pairs = sum(frequency != 0 for frequency in rotation.frequencies)
@@ -93,7 +93,7 @@ def _rotation_texts(
 def _visible_text(mask: PassMask | None) -> str:
     """Return the tokens that a layer sees as text: all, a window, or a chunk of the text."""
     size = 1
-    while mask is not None and not mask.is_causal and size <= LONGEST:
+    while mask is not None and not mask.is_causal and size <= LONGEST_WINDOW:
         hidden = size - mask.count(size)
         if hidden:
             slides = size + 1 - mask.count(size + 1) == hidden + 1

@@ -6,8 +6,8 @@ from typing import Any
 
 from pe_bench.errors import UserError, first_line, how_to_install
 
-SILENT = 50  # a logging level: only errors that end the program
-SAFE = {"trust_remote_code": False, "local_files_only": True}
+SILENT_LEVEL = 50  # a logging level: only errors that end the program
+SAFE_OPTIONS = {"trust_remote_code": False, "local_files_only": True}
 
 
 @contextmanager
@@ -21,7 +21,7 @@ def quiet() -> Iterator[Any]:
     from transformers.utils import logging
 
     verbosity = logging.get_verbosity()
-    logging.set_verbosity(SILENT)
+    logging.set_verbosity(SILENT_LEVEL)
     logging.disable_progress_bar()
     try:
         yield transformers

@@ -14,7 +14,7 @@ from pe_bench.config.compose import compose
 from pe_bench.config.parse import parse_config, warn_unused
 from pe_bench.config.schema import (
     BY_COMMAND,
-    CHECKPOINT_IDENTITY,
+    HF_IDENTITY_VERSION,
     MIN_PAIRED_LENGTH,
     Config,
     EvalConfig,
@@ -43,12 +43,12 @@ from pe_bench.values import without_none
 
 # Keys of the scores, the text and the machine; all others describe a training.
 SCORING_KEYS = ("data", "eval", "report", "device", "threads", "cache_dir")
-TRAIN_LENGTH = "train.length"
-LESS_MEMORY = "--precision bfloat16, shorter --lengths, or a smaller checkpoint"
+TRAIN_LENGTH_KEY = "train.length"
+LESS_MEMORY_IN_SCORING = "--precision bfloat16, shorter --lengths, or a smaller checkpoint"
 # Of a Hugging Face model's targets, unless the command gives their number.
-SCORED_TARGETS = 16_384
-MOST_BLOCKS = 128
-LARGEST_BLOCK = 4_096
+MAX_SCORED_TARGETS = 16_384
+MAX_BLOCKS = 128
+MAX_BLOCK_TOKENS = 4_096
 
 
 def checkpoint_config(
@@ -80,7 +80,7 @@ def checkpoint_config(
     data["path"] = data_path or data["path"]
     train_length = train["length"]
     length_from = BY_COMMAND
-    if TRAIN_LENGTH not in keys:
+    if TRAIN_LENGTH_KEY not in keys:
         train_length, length_from = _train_length(source)
     train |= {"length": reference or train_length, "steps": 0, "batch_tokens": reference or train_length}
     has_one_text = data["source"] == "files" and data["validation_path"] is None
@@ -98,7 +98,7 @@ def checkpoint_config(
     values["checkpoint"] = {
         "source": source.address,
         "identity": source.identity(values["cache_dir"]),
-        "identity_version": CHECKPOINT_IDENTITY,
+        "identity_version": HF_IDENTITY_VERSION,
         "train_length_from": length_from,
         "revision": source.revision,
         "begin": _plain_tokens(begin_of_text(source)),
@@ -132,22 +132,24 @@ def _with_quarter(config: Config, reference: int) -> Config:
     return replace(config, eval=replace(config.eval, lengths=sorted({quarter, *lengths})))
 
 
-def _target_blocks(section: Mapping[str, Any], train_length: int, given: Sequence[str]) -> dict[str, Any]:
-    """Return the size and the number of target blocks, unless the command gives them.
+def _target_blocks(
+    section: Mapping[str, Any], train_length: int, typed_keys: Sequence[str]
+) -> dict[str, Any]:
+    """Return values for eval.target_tokens and eval.targets, those of the command if it gives them.
 
     A window scores at most an eighth of its length, so larger blocks would not be cheaper at the training
     length, and smaller blocks would feed more tokens for each target. Blocks are never smaller than a run's.
 
-    section: eval of the configuration. given: the keys in the command.
+    section: `eval` of the configuration. typed_keys: the keys in the command.
     """
     size, count = section["target_tokens"], section["targets"]
     if not isinstance(size, int | None) or not isinstance(train_length, int):
         return {}  # the check of the whole configuration refuses these values
     if size is None:
-        eighth = largest_power_of_two(min(LARGEST_BLOCK, max(1, train_length // PART)))
+        eighth = largest_power_of_two(min(MAX_BLOCK_TOKENS, max(1, train_length // PART)))
         size = max(eighth, EvalConfig().resolved_target_tokens(train_length))
-    if "eval.targets" not in given:
-        count = max(1, min(MOST_BLOCKS, SCORED_TARGETS // max(1, size)))
+    if "eval.targets" not in typed_keys:
+        count = max(1, min(MAX_BLOCKS, MAX_SCORED_TARGETS // max(1, size)))
     return {"target_tokens": size, "targets": count}
 
 
@@ -161,7 +163,7 @@ def with_one_length(
     """
     keys = typed_values(overrides)
     overrides = [*overrides]
-    if TRAIN_LENGTH in keys:
+    if TRAIN_LENGTH_KEY in keys:
         return overrides, reference
     lengths = {_train_length(read_source(text))[0] for text in texts}
     if len(lengths) < 2:
@@ -176,16 +178,16 @@ def with_one_length(
     return overrides, reference
 
 
-@explain_out_of_memory(LESS_MEMORY)
+@explain_out_of_memory(LESS_MEMORY_IN_SCORING)
 def load_checkpoint(config: Config, planner: Planner) -> tuple[Job, list[Plan]]:
     """Load the model and the data, and plan the scores. Raises `UserError` if the model's files changed."""
     about = config.checkpoint
     assert about is not None
     source = read_source(f"{about.source}@{about.revision}" if about.revision else about.source)
     again = f"score it as it is now with `pe-bench eval {about.source}`"
-    versions = f"(version {about.identity_version}, now {CHECKPOINT_IDENTITY})"
+    versions = f"(version {about.identity_version}, now {HF_IDENTITY_VERSION})"
     older = f"{about.source} was scored under an older identity {versions}, and its scores may be others now"
-    require(about.identity_version == CHECKPOINT_IDENTITY, f"{older}: these are kept, and you can {again}")
+    require(about.identity_version == HF_IDENTITY_VERSION, f"{older}: these are kept, and you can {again}")
     now = source.identity(config.cache_dir)
     message = f"{about.source} is not what this run scored (hash {now} now, {about.identity} then): {again}"
     require(now == about.identity, message)
@@ -250,9 +252,9 @@ def _check_keys(overrides: Sequence[str], *, has_text: bool) -> None:
     if not has_text:
         usable = SCORING_KEYS[1:]
         brings += ", and with --task its own text"
-    for text in without_keys(overrides, [TRAIN_LENGTH]):
+    for text in without_keys(overrides, [TRAIN_LENGTH_KEY]):
         message = f"{text} has no effect on a checkpoint, which brings {brings}: change {', '.join(usable)}"
-        require(bool(in_sections([text], usable)), f"{message} or {TRAIN_LENGTH}")
+        require(bool(in_sections([text], usable)), f"{message} or {TRAIN_LENGTH_KEY}")
 
 
 def _train_length(source: Source) -> tuple[int, str]:
@@ -260,5 +262,5 @@ def _train_length(source: Source) -> tuple[int, str]:
     stated = train_length_of(load_config(source))
     if stated is None:
         what = f"the configuration of {source.name} does not say at what length it was trained"
-        raise UserError(f"{what}: say {TRAIN_LENGTH}=N, in tokens")
+        raise UserError(f"{what}: say {TRAIN_LENGTH_KEY}=N, in tokens")
     return stated

@@ -16,28 +16,28 @@ from torch.nn import functional
 from pe_bench.encodings.base import LayerEncoding, LengthError, PositionalEncoding
 from pe_bench.encodings.compose import Composition, stack
 from pe_bench.errors import RunError, first_line, require
-from pe_bench.hf.attention import FIRST_TOKENS, FirstAndLatest, KeysValues, PassMask, PassState
+from pe_bench.hf.attention import ALWAYS_VISIBLE_TOKENS, FirstAndLatest, KeysValues, PassMask, PassState
 from pe_bench.model.decoder import LanguageModel
-from pe_bench.model.layers import LOGIT_ELEMENTS
+from pe_bench.model.layers import MAX_LOGIT_ELEMENTS
 from pe_bench.system.machine import is_out_of_memory
 
 FEEDFORWARD_TOKENS = 4_096
 # Allowed difference of an ending after a kept prefix from one of a whole text, over the largest feature.
 MAX_SHARED, MAX_SHARED_COARSE = 1e-4, 2e-2  # the largest differences in float32, and in bfloat16
-MOST_OFFSET = 8  # rows of a table of positions before that of position 0: OPT has 2
-FEW_TOKENS = 8  # the length of a text that shows whether layers can be computed apart
+MAX_TABLE_OFFSET = 8  # rows of a table of positions before that of position 0: OPT has 2
+TRIAL_TOKENS = 8  # the length of a text that shows whether layers can be computed apart
 FEEDFORWARD_NAMES = ("mlp", "feed_forward", "ffn")
 
 
 class Text(NamedTuple):
-    """A text that a model has read, with the keys and values [1, G, T, K] of each layer."""
+    """A text that a model has read, with the keys and values [1, G, T, K] of each layer, by its number."""
 
     tokens: Tensor  # [T]
     ids: Tensor  # [T]
     keys_values: Mapping[int, KeysValues]
 
     def first(self, count: int) -> dict[int, KeysValues]:
-        """Return the keys and values of the first tokens."""
+        """Return the keys and values of the first `count` tokens, by the number of the layer."""
         first = {}
         for number, (key, value) in self.keys_values.items():
             first[number] = key[:, :, :count], value[:, :, :count]
@@ -96,7 +96,7 @@ class CheckpointModel(LanguageModel):
         changed = dict(layers)
         for number, window in windows.items():
             layer = changed.get(number) or self.layer(number)
-            changed[number] = stack([layer, FirstAndLatest(FIRST_TOKENS, window)])
+            changed[number] = stack([layer, FirstAndLatest(ALWAYS_VISIBLE_TOKENS, window)])
         other = self._copy_with_encoding(self.encoding)
         other.fixed = {**self.fixed, **changed}
         return other
@@ -171,8 +171,8 @@ class CheckpointModel(LanguageModel):
         has_all_blocks = len(self._blocks) == self.n_layers
         if self.n_layers < 2 or self.state is None or not has_all_blocks:
             return False
-        tokens = torch.arange(FEW_TOKENS, device=self.device)[None] % self.vocab_size
-        ids = torch.arange(FEW_TOKENS, device=self.device)
+        tokens = torch.arange(TRIAL_TOKENS, device=self.device)[None] % self.vocab_size
+        ids = torch.arange(TRIAL_TOKENS, device=self.device)
         middle = self.n_layers // 2
         middle_states: list[Tensor] = []
         lower = self.part(range(middle), None, middle_states)
@@ -222,7 +222,7 @@ class CheckpointModel(LanguageModel):
                 else:
                     block.forward = forward
 
-    def _record_output(self, module: nn.Module, fed: Any, output: Any) -> None:
+    def _record_output(self, module: nn.Module, arguments: Any, output: Any) -> None:
         """Append the output of the last layer of a part to the part's `outputs`."""
         if self.outputs is not None:
             self.outputs.append(output)
@@ -232,7 +232,7 @@ class CheckpointModel(LanguageModel):
         return self.state is not None
 
     def ends(self, tokens_BCT: Tensor, ids: Tensor, first: int) -> Tensor:
-        """Compute `LanguageModel.ends` with the first tokens fed once, if the outputs are the same.
+        """Do as `LanguageModel.ends`, with the first tokens fed once, if this gives the same outputs.
 
         A text that begins like the text before it, at the same length, is fed from the first other token on.
         Layers without attention may read earlier tokens too, so the first ending of a text that is fed from
@@ -265,7 +265,7 @@ class CheckpointModel(LanguageModel):
         self.text = None
 
     def _shared_tokens(self, tokens_T: Tensor, ids: Tensor, first: int) -> int:
-        """Return the number of tokens at the start of a text, at most `first`, whose keys are in `text`."""
+        """Return how many of the first tokens, at most `first`, have their keys in the kept `text`."""
         kept = self.text
         if kept is None or not torch.equal(kept.ids, ids):
             return 0
@@ -274,7 +274,10 @@ class CheckpointModel(LanguageModel):
         return shared if shared > len(self.begin) else 0
 
     def _read_text(self, tokens_1T: Tensor, ids: Tensor, first: int, shared: int) -> Tensor:
-        """Return `hidden` of a text, and keep its keys and values; `text` has those of `shared` tokens."""
+        """Return `hidden` of a text from `first` on, and keep the text's keys and values as `text`.
+
+        shared: the number of first tokens whose keys and values the `text` before has.
+        """
         state = self.state
         assert state is not None
         before = self.text.first(shared) if self.text is not None and shared else {}
@@ -337,12 +340,12 @@ class CheckpointModel(LanguageModel):
         if self.max_positions is None:
             return False
         tokens = self.causal.get_input_embeddings()
-        sizes = range(self.max_positions, self.max_positions + MOST_OFFSET + 1)
+        sizes = range(self.max_positions, self.max_positions + MAX_TABLE_OFFSET + 1)
         tables = [part for part in self.trunk.modules() if isinstance(part, nn.Embedding)]
         return any(table.num_embeddings in sizes for table in tables if table is not tokens)
 
     def nll(self, hidden_ND: Tensor, targets_N: Tensor) -> Tensor:
-        rows = max(1, LOGIT_ELEMENTS // self.vocab_size)
+        rows = max(1, MAX_LOGIT_ELEMENTS // self.vocab_size)
         parts = []
         for hidden, targets in zip(hidden_ND.split(rows), targets_N.split(rows), strict=True):
             logits = self.logits(hidden[None])[0].float()
@@ -382,12 +385,12 @@ class CheckpointModel(LanguageModel):
 
     @property
     def trunk(self) -> Any:
-        """Return the part of the model that makes the hidden states."""
+        """Return the module without the output matrix, which returns hidden states."""
         return trunk_of(self.causal)
 
 
 def trunk_of(causal: Any) -> Any:
-    """Return the part of a model that makes the hidden states."""
+    """Return the module of a causal model without the output matrix, which returns hidden states."""
     decoder = causal.get_decoder()
     return causal.model if decoder is causal else decoder
 
@@ -400,16 +403,16 @@ def sees_all(mask: PassMask | None, length: int) -> bool:
 
 
 class _Hidden(tuple[Tensor]):
-    """The return value of a model's trunk, made from the output of its last layer."""
+    """The return value of a model's trunk: a tuple with the output of the last layer, also an attribute."""
 
     def __getattr__(self, name: str) -> Tensor | None:
         return self[0] if name == "last_hidden_state" else None
 
 
 def split_feedforward(model: nn.Module, tokens: int = FEEDFORWARD_TOKENS) -> None:
-    """Compute feedforward layers in parts of `tokens` tokens: each token has its own output.
+    """Change a model's feedforward layers to compute parts of `tokens` tokens, to save memory.
 
-    Only layers of matrices and functions are split, and no mixture of experts.
+    Outputs stay the same. Mixtures of experts and other layers with nested modules are left as they are.
     """
     for name, module in model.named_modules():
         children = [*module.children()]
@@ -420,11 +423,14 @@ def split_feedforward(model: nn.Module, tokens: int = FEEDFORWARD_TOKENS) -> Non
 
 
 def _forward_in_parts(
-    forward: Callable[..., Any], tokens: int, x_BTD: Tensor, *more: Any, **named: Any
+    forward: Callable[..., Any], tokens: int, x_BTD: Tensor, *arguments: Any, **keywords: Any
 ) -> Any:
-    """Call `forward` on parts of `tokens` tokens, and concatenate the outputs [B, T, D]."""
+    """Call a layer's `forward` on parts of x with up to `tokens` tokens, and concatenate the outputs.
+
+    With arguments besides x, whose parts are unknown, `forward` is called once on the whole x.
+    """
     is_long = x_BTD.dim() == 3 and x_BTD.shape[1] > tokens
-    if more or named or not is_long:
-        return forward(x_BTD, *more, **named)
+    if arguments or keywords or not is_long:
+        return forward(x_BTD, *arguments, **keywords)
     outputs = [forward(part) for part in x_BTD.split(tokens, 1)]
     return torch.cat(outputs, 1)

@@ -18,25 +18,25 @@ from torch.nn import functional
 from pe_bench.config.schema import ModelConfig
 from pe_bench.encodings.spec import EncodingSpec
 from pe_bench.errors import UserError, first_line, require
-from pe_bench.hf.attention import NAME, register
+from pe_bench.hf.attention import ATTENTION_NAME, register
 from pe_bench.hf.encoding import (
-    UNKNOWN,
+    UNKNOWN_ROTATION,
     LayerFacts,
     attach_state,
-    describe,
+    describe_encoding,
+    encoding_with_rotation,
     find_layer_facts,
-    name_of,
-    neutral,
+    neutral_encoding,
 )
 from pe_bench.hf.library import quiet
 from pe_bench.hf.model import CheckpointModel, split_feedforward
 from pe_bench.hf.rotary import forget_longer_texts, rotary_modules
-from pe_bench.hf.source import CONFIG, PREFIX, Source, load_model
+from pe_bench.hf.source import CONFIG, HF_PREFIX, Source, load_model
 from pe_bench.model.checks import find_lookahead
 from pe_bench.system.machine import is_out_of_memory
 
-PLAIN = "--plain scores it as it is, without the window control and --with"
-LENGTHS = ("original_max_position_embeddings", "max_position_embeddings", "max_seq_len", "seq_length")
+PLAIN_HINT = "--plain scores it as it is, without the window control and --with"
+LENGTH_KEYS = ("original_max_position_embeddings", "max_position_embeddings", "max_seq_len", "seq_length")
 # Names of scalings in transformers, and here.
 SCALINGS = {
     "linear": "rope_pi",
@@ -44,35 +44,39 @@ SCALINGS = {
     "proportional": "p_rope",
     **{name: name for name in ("yarn", "llama3", "longrope")},
 }
-MIN_TOKENS = 64
-MAX_WINDOW = 4_096
-MAX_SCORES = 2**27  # the most scores of one layer, which transformers makes all at once
-MAX_DIFFERENCE = 1e-4  # the largest difference, relative to the largest logit
+COMPARED_TOKENS = 64  # tokens whose logits are compared, and the least length of the compared text
+LONGEST_WINDOW = 4_096  # tokens of the longest window of a mask that is looked for
+MAX_LAYER_SCORES = 2**27  # the most scores of one layer, which transformers makes all at once
+MAX_LOGIT_DIFFERENCE = 1e-4  # the largest difference, relative to the largest logit
 # How much further from float32 a window's mean loss in bfloat16 may be than with transformers' attention.
-MAX_NATS = 0.02
+MAX_ERROR_NATS = 0.02
 
 
 @torch.no_grad()
 def require_equality(model: CheckpointModel, heads: int) -> float:
-    """Return the largest difference of logits over the largest logit. Raise `UserError` if it is large."""
+    """Return the largest difference of logits with our and with transformers' attention.
+
+    It is relative to the largest logit. heads: the number of query heads. Raises `UserError` if it is more
+    than `MAX_LOGIT_DIFFERENCE`.
+    """
     causal = model.causal
     count = _tokens_to_compare(model, heads)
     generator = torch.Generator().manual_seed(1)
     tokens = torch.randint(model.vocab_size, (1, count), generator=generator).to(model.device)
     tokens = model.with_begin_tokens(tokens)
-    index = torch.linspace(0, count - 1, MIN_TOKENS).long().to(model.device)
+    index = torch.linspace(0, count - 1, COMPARED_TOKENS).long().to(model.device)
     hidden = model.hidden(tokens, torch.arange(count, device=tokens.device))
     ours = model.logits(hidden[:, index]).float()
     takes_index = "logits_to_keep" in inspect.signature(causal.forward).parameters
     options = {"logits_to_keep": index} if takes_index else {}  # else it makes all of them, and slowly
     causal.set_attn_implementation("eager")
     theirs = causal(tokens, use_cache=False, **options).logits.float()
-    causal.set_attn_implementation(NAME)
+    causal.set_attn_implementation(ATTENTION_NAME)
     if not takes_index:
         theirs = theirs[:, index]
     difference = float((ours - theirs).abs().max())
     largest = float(theirs.abs().max())
-    allowed = MAX_DIFFERENCE * largest
+    allowed = MAX_LOGIT_DIFFERENCE * largest
     differ = (
         f"its logits differ from transformers' own by {difference:.2g} of {largest:.2g} with our attention"
     )
@@ -81,17 +85,17 @@ def require_equality(model: CheckpointModel, heads: int) -> float:
 
 
 def _tokens_to_compare(model: CheckpointModel, heads: int) -> int:
-    """Return the number of tokens to compare: two windows of the model's mask, unless that is too many."""
-    seen = [mask.count(MAX_WINDOW) for mask in model.masks if mask is not None]
-    window = max((count for count in seen if count < MAX_WINDOW), default=0)
-    most = int((MAX_SCORES / heads) ** 0.5)
-    count = max(MIN_TOKENS, min(2 * window, most))
+    """Return the length of the text of `require_equality`: two windows of the mask, if memory allows."""
+    seen = [mask.count(LONGEST_WINDOW) for mask in model.masks if mask is not None]
+    window = max((count for count in seen if count < LONGEST_WINDOW), default=0)
+    most = int((MAX_LAYER_SCORES / heads) ** 0.5)
+    count = max(COMPARED_TOKENS, min(2 * window, most))
     return min(count, model.max_positions or count)
 
 
 @dataclass(frozen=True)
 class Opened:
-    """A model to score, with its encoding, as found by trials."""
+    """A Hugging Face model that can be scored, with its encoding and facts, as found by trials."""
 
     model: CheckpointModel
     encoding: dict[str, Any]  # values of a configuration
@@ -110,7 +114,7 @@ class Opened:
 def train_length_of(config: Any) -> tuple[int, str] | None:
     """Return the training length in a configuration with its key; None if no key states a length."""
     text = config.get_text_config(decoder=True)
-    for name in LENGTHS:
+    for name in LENGTH_KEYS:
         values = [_value_of(text, name), *(group.get(name) for group in rotations_of(config))]
         lengths = [value for value in values if isinstance(value, int) and value > 1]
         if lengths:
@@ -130,7 +134,10 @@ def rotations_of(config: Any) -> list[Mapping[str, Any]]:
 def open_checkpoint(
     source: Source, config: Any, train_length: int, begin: Sequence[int], dtype: torch.dtype, *, plain: bool
 ) -> Opened:
-    """Load a model and find its encoding. Raise `UserError` if our attention cannot replace its own."""
+    """Load a model and find its encoding. Raise `UserError` if our attention cannot replace its own.
+
+    begin: the tokens before each text. dtype: of the weights. plain: keep transformers' own attention.
+    """
     opened = _open_in_float32(source, config, train_length, begin, plain=plain)
     if dtype == torch.float32:
         return opened
@@ -142,11 +149,11 @@ def open_checkpoint(
     try:
         return replace(opened, nats=require_precision(opened.model, exact))
     except UserError as error:
-        raise UserError(f"{source.name}: {error}; {PLAIN}") from error
+        raise UserError(f"{source.name}: {error}; {PLAIN_HINT}") from error
 
 
 def convert_weights(causal: Any, dtype: torch.dtype) -> None:
-    """Convert the weights from a model's files; computed tensors, such as frequencies, stay float32."""
+    """Convert a model's weights to `dtype`; computed tensors, such as frequencies, stay float32."""
     kept = getattr(causal, "_keep_in_fp32_modules_strict", None) or ()
     for name, tensor in causal.state_dict(keep_vars=True).items():
         if tensor.is_floating_point() and not any(module in name for module in kept):
@@ -156,9 +163,9 @@ def convert_weights(causal: Any, dtype: torch.dtype) -> None:
 
 @torch.no_grad()
 def require_precision(model: CheckpointModel, exact: float) -> float:
-    """Return how far the mean loss of a window is from its value in float32, in nats per token.
+    """Return how far the mean loss of a window, in nats per token, is from its value in float32, `exact`.
 
-    exact: the value in float32. Raise `UserError` if it is much further than with transformers' attention.
+    Raise `UserError` if it is much further than with transformers' attention.
     """
     causal = model.causal
     ours = window_loss(model)
@@ -166,15 +173,16 @@ def require_precision(model: CheckpointModel, exact: float) -> float:
     with quiet():
         causal.set_attn_implementation("eager")
         logits = causal(tokens, use_cache=False).logits.float()
-        causal.set_attn_implementation(NAME)
+        causal.set_attn_implementation(ATTENTION_NAME)
     theirs = float(functional.cross_entropy(logits[0, :-1], tokens[0, 1:]))
     dtype = str(causal.dtype).removeprefix("torch.")
     message = (
         f"in {dtype} the mean loss of a window is {ours:.4f} nats, {theirs:.4f} with transformers' "
-        f"attention, and {exact:.4f} in float32: its error may exceed transformers' by at most {MAX_NATS}"
+        f"attention, and {exact:.4f} in float32: its error may exceed transformers' by at most "
+        f"{MAX_ERROR_NATS}"
     )
     moved = abs(ours - exact)
-    is_precise = moved <= abs(theirs - exact) + MAX_NATS
+    is_precise = moved <= abs(theirs - exact) + MAX_ERROR_NATS
     require(is_precise, message)
     return moved
 
@@ -188,8 +196,8 @@ def window_loss(model: CheckpointModel) -> float:
 
 
 def _window(model: CheckpointModel) -> Tensor:
-    """Return a window of random tokens [1, T], the same for every model of this vocabulary."""
-    count = min(MIN_TOKENS, model.max_positions or MIN_TOKENS)
+    """Return a window of random tokens [1, T], the same for all models of one vocabulary size."""
+    count = min(COMPARED_TOKENS, model.max_positions or COMPARED_TOKENS)
     generator = torch.Generator().manual_seed(2)
     tokens = torch.randint(model.vocab_size, (1, count), generator=generator)
     return model.with_begin_tokens(tokens.to(model.device))
@@ -202,7 +210,7 @@ def _open_in_float32(
     loaded = load_model(source, config)
     forget_longer_texts(loaded)
     sizes = _model_sizes(source, config)
-    values = neutral("as_is")
+    values = neutral_encoding("as_is")
     encoding = EncodingSpec(values).build(sizes.n_layers)
     model = CheckpointModel(loaded, encoding, sizes.n_layers, train_length, begin)
     _require_sound(source, model)
@@ -212,13 +220,13 @@ def _open_in_float32(
     state = attach_state(loaded)
     try:
         with quiet():
-            loaded.set_attn_implementation(NAME)
+            loaded.set_attn_implementation(ATTENTION_NAME)
             stated = train_length_of(config)
             layer_facts = find_layer_facts(loaded, state, train_length if stated is None else stated[0])
             if layer_facts is None:
                 loaded.set_attn_implementation("eager")
                 return Opened(model, values, sizes)
-            values, model.fixed, model.is_neutral = describe(
+            values, model.fixed, model.is_neutral = describe_encoding(
                 layer_facts, rotations_of(config), train_length, has_table=model.has_learned_table
             )
             n_layers = max(sizes.n_layers, layer_facts.numbers[-1] + 1)
@@ -232,10 +240,10 @@ def _open_in_float32(
             split_feedforward(loaded)
             difference = require_equality(model, sizes.n_heads)
     except UserError as error:
-        raise UserError(f"{source.name}: {error}; {PLAIN}") from error
+        raise UserError(f"{source.name}: {error}; {PLAIN_HINT}") from error
     except (AttributeError, TypeError, RuntimeError, LookupError) as error:
         reason = f"{type(error).__name__}: {str(error)[:200]}"
-        raise UserError(f"{source.name} does not run with our attention ({reason}); {PLAIN}") from error
+        raise UserError(f"{source.name} does not run with our attention ({reason}); {PLAIN_HINT}") from error
     unused = _unused_scaling(source, layer_facts, rotations_of(config), train_length)
     return Opened(model, values, sizes, difference, layer_facts, unused_scaling=unused)
 
@@ -247,18 +255,18 @@ def _unused_scaling(
 
     transformers drops values of a configuration in the form of another architecture.
     """
-    if UNKNOWN in layer_facts.rotations:
+    if UNKNOWN_ROTATION in layer_facts.rotations:
         return ""
     for rotation in set(layer_facts.rotations) - {None}:
         assert rotation is not None
-        values = name_of(rotation, parameters, train_length, layer_facts.calls)
+        values = encoding_with_rotation(rotation, parameters, train_length, layer_facts.calls)
         if values is None or values["name"] in SCALINGS.values():
             return ""
     return next((scaling for scaling in SCALINGS if scaling in scalings_in(source.config)), "")
 
 
 def scalings_in(config: Any) -> set[str]:
-    """Return the types of rotations in a configuration and its parts."""
+    """Return the values of `rope_type` and `type` in a configuration and its parts."""
     if not isinstance(config, Mapping):
         return set()
     types = [config.get(key) for key in ("rope_type", "type")]
@@ -275,7 +283,7 @@ def _require_sound(source: Source, model: CheckpointModel) -> None:
             # Only a table of positions that ends at this length can be found without longer texts.
             if stated is not None and model.takes_positions and not rotary_modules(model.causal):
                 model.find_table(stated[0])
-            count = min(MIN_TOKENS, model.max_positions or MIN_TOKENS)
+            count = min(COMPARED_TOKENS, model.max_positions or COMPARED_TOKENS)
             ids = torch.arange(count)
             problem = find_lookahead(model, count)
             largest = float(model.logits(model.hidden(ids[None] % model.vocab_size, ids)).abs().max())
@@ -307,7 +315,7 @@ def _model_sizes(source: Source, config: Any) -> ModelConfig:
     width = size_in_config("hidden_size", 1)
     heads = size_in_config("num_attention_heads", 1)
     return ModelConfig(
-        name=f"{PREFIX}{source.name}",
+        name=f"{HF_PREFIX}{source.name}",
         d_model=width,
         n_layers=size_in_config("num_hidden_layers", 1),
         n_heads=heads,

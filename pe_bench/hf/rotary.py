@@ -16,30 +16,30 @@ from torch import Tensor, nn
 
 from pe_bench.encodings.scalings.rope_scaling import Scaled
 
-FREQUENCIES = "inv_freq"  # a part of the names of rotary modules' buffers
+FREQUENCIES_BUFFER = "inv_freq"  # a part of the names of rotary modules' buffers
 # A part of the names of attributes of rotary modules that depend on the length.
-LONGEST_SO_FAR = "max_seq_len_cached"
-TOLERANCE = 1e-5  # the largest relative error of a frequency, which transformers computes in float32
+LONGEST_SO_FAR_ATTRIBUTE = "max_seq_len_cached"
+ROTATION_TOLERANCE = 1e-5  # the largest relative error of a frequency, which transformers computes in float32
 
 
 def rotary_modules(model: nn.Module) -> list[nn.Module]:
-    """Return the modules that hold the frequencies of a rotation."""
+    """Return the modules of a model that have a buffer of rotary frequencies."""
     return list(filter(_has_frequencies, model.modules()))
 
 
 def _has_frequencies(module: nn.Module) -> bool:
-    return any(FREQUENCIES in name for name, _ in module.named_buffers(recurse=False))
+    return any(FREQUENCIES_BUFFER in name for name, _ in module.named_buffers(recurse=False))
 
 
 def forget_longer_texts(model: nn.Module) -> None:
     """Let rotary modules compute their frequencies for the text of each pass, whatever passed before."""
     for module in rotary_modules(model):
-        if any(LONGEST_SO_FAR in name for name in vars(module)):
+        if any(LONGEST_SO_FAR_ATTRIBUTE in name for name in vars(module)):
             module.register_forward_pre_hook(_forget_longest_text)
 
 
 def _forget_longest_text(module: nn.Module, _: Any) -> None:
-    for name in [name for name in vars(module) if LONGEST_SO_FAR in name]:
+    for name in [name for name in vars(module) if LONGEST_SO_FAR_ATTRIBUTE in name]:
         setattr(module, name, 0)
 
 
@@ -59,7 +59,7 @@ class RotaryCall:
 
     @torch.no_grad()
     def turns_as(self, rotation: Scaled, length: int) -> bool:
-        """Return whether the module makes a rotation in a text of `length` tokens."""
+        """Return whether the module rotates by `rotation` in a text of `length` tokens."""
         output = self.module(
             *self._with_positions_at(self.arguments, length), **self._named_with_positions_at(length)
         )
@@ -74,8 +74,8 @@ class RotaryCall:
         if expected.shape != angles.shape:
             return False
         factor = torch.full_like(factors, rotation.attention_factor)
-        is_same = torch.allclose(angles, expected, rtol=TOLERANCE, atol=0)
-        return is_same and torch.allclose(factors, factor, rtol=TOLERANCE, atol=0)
+        is_same = torch.allclose(angles, expected, rtol=ROTATION_TOLERANCE, atol=0)
+        return is_same and torch.allclose(factors, factor, rtol=ROTATION_TOLERANCE, atol=0)
 
     def _with_positions_at(self, values: Sequence[Any], length: int) -> list[Any]:
         """Return the arguments of the call with each tensor of positions replaced.
@@ -111,7 +111,7 @@ def _cosines_and_sines(output: Any) -> tuple[Tensor, Tensor]:
 
 
 @contextmanager
-def recorded(model: nn.Module, calls: dict[tuple[Any, ...], RotaryCall]) -> Iterator[None]:
+def recording_calls(model: nn.Module, calls: dict[tuple[Any, ...], RotaryCall]) -> Iterator[None]:
     """Within the context, record in `calls` the last call of each rotary module with each layer type."""
 
     def record_call(module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any], _: Any) -> None:

@@ -22,36 +22,43 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
-from pe_bench.config.schema import CHECKPOINT_IDENTITY
+from pe_bench.config.schema import HF_IDENTITY_VERSION
 from pe_bench.data.tokenizer import library_errors
 from pe_bench.errors import UserError, first_line, require
-from pe_bench.hf.gguf import ORIGINAL, Weights, dequantising, described, find_gguf, forget_rounding
-from pe_bench.hf.library import SAFE, quiet
+from pe_bench.hf.gguf import (
+    ORIGINAL_HINT,
+    Weights,
+    configuration_of_gguf,
+    dequantising_arguments,
+    find_gguf,
+    forget_rounding,
+)
+from pe_bench.hf.library import SAFE_OPTIONS, quiet
 from pe_bench.system.files import cache_root, cached_digest
 from pe_bench.system.terminal import one_line
 from pe_bench.values import check_type, expand_user
 
-PREFIX = "hf:"
+HF_PREFIX = "hf:"
 CONFIG, TOKENIZER, TOKENIZER_CONFIG = "config.json", "tokenizer.json", "tokenizer_config.json"
-GENERATION = "generation_config.json"
+GENERATION_CONFIG = "generation_config.json"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 # Keys of a configuration, or of a part of it, by which transformers would load other files than those below.
-OTHER_FILES = {
+KEYS_OF_OTHER_FILES = {
     "configuration_files": f"takes its configuration from other files: keep one, named {CONFIG}",
     "transformers_weights": f"takes its weights from another file: name it {WEIGHTS}",
     "fusion_config": "asks transformers for other layers",
 }
-QUANTISED = "quantization_config"
-OTHER_TOKENIZERS = "fast_tokenizer_files"  # a key by which tokenizer_config.json names other files
-FETCHED = [CONFIG, TOKENIZER, TOKENIZER_CONFIG, GENERATION, INDEX, "model*.safetensors"]
+QUANTISED_KEY = "quantization_config"
+TOKENIZERS_KEY = "fast_tokenizer_files"  # a key by which tokenizer_config.json names other files
+FETCHED_FILES = [CONFIG, TOKENIZER, TOKENIZER_CONFIG, GENERATION_CONFIG, INDEX, "model*.safetensors"]
 REPOSITORY = re.compile(r"\w[\w.-]*/[\w.-]+")
-NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9_.+-]+")
-WITHOUT = "download it on a machine with a network, and give its folder: hf:FOLDER"
+REPLACED_IN_NAMES = re.compile(r"[^A-Za-z0-9_.+-]+")
+OFFLINE_HINT = "download it on a machine with a network, and give its folder: hf:FOLDER"
 
 
 @dataclass(frozen=True)
 class Source:
-    """The files of a Hugging Face model."""
+    """A Hugging Face model on this disk: its address, its folder of files, and the weights of a GGUF file."""
 
     address: str  # hf:FOLDER with an absolute path, or hf:OWNER/NAME without a revision
     # The folder of the model's files; for a GGUF file, of the files that transformers makes from it.
@@ -63,7 +70,7 @@ class Source:
     def name(self) -> str:
         """Return the name in tables: the last part of the repository's or the folder's name."""
         last = self.address.rpartition("/")[2]
-        return NOT_IN_A_NAME.sub("-", last).strip("-.") or "checkpoint"
+        return REPLACED_IN_NAMES.sub("-", last).strip("-.") or "checkpoint"
 
     @cached_property
     def config(self) -> dict[str, Any]:
@@ -78,7 +85,7 @@ class Source:
 
     def identity(self, cache_dir: str | None) -> str:
         """Return a hash of all files on which scores depend; digests of weights are kept in the cache."""
-        hasher = hashlib.sha256(f"version {CHECKPOINT_IDENTITY}".encode())
+        hasher = hashlib.sha256(f"version {HF_IDENTITY_VERSION}".encode())
         for name in (CONFIG, TOKENIZER, TOKENIZER_CONFIG):
             path = self.folder / name
             part = b"none"
@@ -119,14 +126,14 @@ def read_source(text: str) -> Source:
 
     text: hf:FOLDER, hf:FILE or hf:OWNER/NAME[@REVISION]. Raises `UserError`.
     """
-    named = text.removeprefix(PREFIX)
-    folder = Path(expand_user(named, PREFIX))
+    named = text.removeprefix(HF_PREFIX)
+    folder = Path(expand_user(named, HF_PREFIX))
     file = find_gguf(folder) if named else None
     if file is not None:
-        made, weights = described(file)
-        return checked(Source(f"{PREFIX}{folder.resolve()}", made, gguf=weights))
+        made, weights = configuration_of_gguf(file)
+        return require_whole(Source(f"{HF_PREFIX}{folder.resolve()}", made, gguf=weights))
     if named and folder.is_dir():
-        return checked(Source(f"{PREFIX}{folder.resolve()}", folder.resolve()))
+        return require_whole(Source(f"{HF_PREFIX}{folder.resolve()}", folder.resolve()))
     repository, _, revision = named.partition("@")
     message = f"{text} is neither a folder nor a repository: say hf:FOLDER or hf:OWNER/NAME[@REVISION]"
     require(REPOSITORY.fullmatch(repository) is not None, f"{message}, or a file as hf:FILE.gguf")
@@ -134,14 +141,14 @@ def read_source(text: str) -> Source:
 
     from pe_bench.data import hub
 
-    address = f"{PREFIX}{repository}"
-    with hub.hub_errors(address, WITHOUT):  # from the Hub's cache where it is there
-        folder = Path(snapshot_download(repository, revision=revision or None, allow_patterns=FETCHED))
-    return checked(Source(address, folder, revision or None))
+    address = f"{HF_PREFIX}{repository}"
+    with hub.hub_errors(address, OFFLINE_HINT):  # from the Hub's cache where it is there
+        folder = Path(snapshot_download(repository, revision=revision or None, allow_patterns=FETCHED_FILES))
+    return require_whole(Source(address, folder, revision or None))
 
 
-def checked(source: Source) -> Source:
-    """Return the source. Raise `UserError` unless its folder has a whole model in plain files."""
+def require_whole(source: Source) -> Source:
+    """Return the source itself. Raise `UserError` unless its folder has a whole model in plain files."""
     folder = source.folder
     config = folder / CONFIG
     for path in folder.iterdir():
@@ -155,13 +162,13 @@ def checked(source: Source) -> Source:
     message = f"{folder} is an adapter of another checkpoint: merge the two, and give the merged folder"
     require(not (folder / "adapter_config.json").exists(), message)
     keys = _keys_with_values(source.config)
-    for key, problem in OTHER_FILES.items():
+    for key, problem in KEYS_OF_OTHER_FILES.items():
         require(key not in keys, f"{config} {problem}, and leave out the key {key}")
     message = f"{source.name} is quantised, and its rounding would be scored with it: give it in bfloat16"
-    require(QUANTISED not in keys, message)
+    require(QUANTISED_KEY not in keys, message)
     settings = source.tokenizer_config
     message = f"{folder / TOKENIZER_CONFIG} takes the tokenizer from other files: keep one, named {TOKENIZER}"
-    require(not settings.get(OTHER_TOKENIZERS), f"{message}, and leave out the key {OTHER_TOKENIZERS}")
+    require(not settings.get(TOKENIZERS_KEY), f"{message}, and leave out the key {TOKENIZERS_KEY}")
     require(bool(source.weights), f"{folder} has no weights")
     return source
 
@@ -226,7 +233,7 @@ def load_config(source: Source) -> Any:
     """Return transformers' configuration of the model. Raise `UserError` for an unknown architecture."""
     with quiet() as transformers, files_alone(source) as folder:
         try:
-            return transformers.AutoConfig.from_pretrained(folder, **SAFE)
+            return transformers.AutoConfig.from_pretrained(folder, **SAFE_OPTIONS)
         except Exception as error:  # it raises kinds of its own, and those of json
             reason = f"transformers {transformers.__version__} cannot read its configuration"
             if source.config.get("auto_map"):
@@ -243,13 +250,13 @@ def load_model(source: Source, config: Any) -> Any:
         if source.gguf is None:
             options["use_safetensors"] = True
         else:
-            options |= dequantising(transformers, source.gguf.file)
+            options |= dequantising_arguments(transformers, source.gguf.file)
         try:
             if source.is_indexed:
                 _require_indexed(source)
             # The reader of GGUF files has a progress bar of its own.
             with redirect_stderr(io.StringIO()) if source.gguf is not None else nullcontext():
-                model, report = load(folder, config=config, dtype=torch.float32, **options, **SAFE)
+                model, report = load(folder, config=config, dtype=torch.float32, **options, **SAFE_OPTIONS)
         except UserError:
             raise
         except Exception as error:
@@ -264,13 +271,13 @@ def load_model(source: Source, config: Any) -> Any:
         here = sum(tensors.values())
         there = source.gguf.count
         numbers = f"{source.name} has {there:,} weights, of which transformers' model has {here:,}"
-        require(here == there, f"{numbers}: {ORIGINAL}")
+        require(here == there, f"{numbers}: {ORIGINAL_HINT}")
         forget_rounding(model)
     return model.eval()
 
 
 def _first_names(names: Iterable[str]) -> str:
-    """Return the first three names of weights, as text."""
+    """Return the first three of the sorted names of weights, as text."""
     return ", ".join(one_line(str(name)) for name in sorted(names)[:3])
 
 

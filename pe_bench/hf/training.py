@@ -25,15 +25,15 @@ from pe_bench.data.batches import TrainingWindows
 from pe_bench.errors import RunError, require
 from pe_bench.hf.model import CheckpointModel
 from pe_bench.model.decoder import derive_seed
-from pe_bench.model.layers import LOGIT_ELEMENTS
-from pe_bench.system.machine import share_cores
+from pe_bench.model.layers import MAX_LOGIT_ELEMENTS
+from pe_bench.system.machine import adapt_threads
 from pe_bench.system.signals import Stopped, finish_step_on_signal
 from pe_bench.training import checkpoint
 from pe_bench.training.checkpoint import Checkpoint, Step
 from pe_bench.training.group import Group
 from pe_bench.training.optimizer import Optimizer, ParameterGroup, learning_rate
 
-EMBEDDING = "embed"  # a part of the names of parameters that do not decay
+EMBEDDING_NAME_PART = "embed"  # a part of the names of parameters that do not decay
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ class FurtherTraining:
         matrices = ParameterGroup(train.weight_decay, betas)
         others = ParameterGroup(0.0, betas)
         for name, parameter in self.trained.items():
-            decays = parameter.dim() > 1 and EMBEDDING not in name
+            decays = parameter.dim() > 1 and EMBEDDING_NAME_PART not in name
             chosen = matrices if decays else others
             chosen.parameters.append(parameter)
         self.optimizer = Optimizer(each for each in (matrices, others) if each.parameters)
@@ -163,7 +163,7 @@ def mean_loss(model: CheckpointModel, tokens_BT: Tensor) -> Tensor:
     first = max(0, len(model.begin) - 1)
     hidden_ND = hidden_BTD[:, first:].flatten(0, 1)
     targets_N = tokens_BT[:, 1 + first :].flatten()
-    rows = max(1, LOGIT_ELEMENTS // model.vocab_size)
+    rows = max(1, MAX_LOGIT_ELEMENTS // model.vocab_size)
     total = hidden_ND.new_zeros((), dtype=torch.float32)
     for hidden, targets in zip(hidden_ND.split(rows), targets_N.split(rows), strict=True):
         # The logits of a chunk are computed again for its gradients.
@@ -190,7 +190,7 @@ def train_further(training: FurtherTraining, folder: Path, watch: Callable[[Step
     log = checkpoint.read_log(folder / "train.csv", first)
     with finish_step_on_signal() as is_asked:
         for number in range(first, train.total_steps):
-            share_cores()
+            adapt_threads()
             state = training.step(number, seconds)
             seconds = state.seconds
             watch(state)

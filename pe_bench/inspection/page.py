@@ -13,7 +13,7 @@ from pe_bench.config.compose import compose
 from pe_bench.config.groups import config_dir, head_comment
 from pe_bench.config.parse import parse_config
 from pe_bench.data.tasks import build_task
-from pe_bench.encodings.signatures import MISSING, USUAL
+from pe_bench.encodings.signatures import MISSING, USUAL_VALUES
 from pe_bench.encodings.signatures import options_of as options_of_class
 from pe_bench.encodings.spec import PartSpec
 from pe_bench.errors import UserError
@@ -90,8 +90,8 @@ def options_of(subject: ResolvedEncoding, part: PartSpec) -> Iterator[tuple[str,
         value = part.values[option.name]
         origin = ""
         is_derived = option.default is MISSING and option.name in part.values.get("derived", [])
-        if is_derived and option.name in USUAL:
-            key = USUAL[option.name].removeprefix("${").removesuffix("}")
+        if is_derived and option.name in USUAL_VALUES:
+            key = USUAL_VALUES[option.name].removeprefix("${").removesuffix("}")
             origin = f"from {key}"
         text = json.dumps(value)
         if option.name in subject.examples:

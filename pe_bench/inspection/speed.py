@@ -23,7 +23,7 @@ from pe_bench.data.tokenizer import ByteTokenizer
 from pe_bench.encodings.base import LengthError
 from pe_bench.encodings.spec import EncodingSpec
 from pe_bench.inspection.resolve import REFERENCE, ResolvedEncoding
-from pe_bench.model.attention import choose
+from pe_bench.model.attention import choose_path
 from pe_bench.model.checks import describe_user_code_error
 from pe_bench.model.decoder import Decoder, build_decoder
 from pe_bench.render.grid import MIN_FOLDED, Cell, Column, Grid
@@ -99,7 +99,7 @@ def path_of(model: Decoder, config: Config, batch: int, tokens: int, dtype: torc
     q_BHTK = torch.zeros((), dtype=dtype, device=device, requires_grad=train).expand(shape)
     with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
         layers = map(model.encoding.layer, range(config.model.n_layers))
-        names = dict.fromkeys(choose(layer, q_BHTK, ids).name for layer in layers)
+        names = dict.fromkeys(choose_path(layer, q_BHTK, ids).name for layer in layers)
     return "+".join(names)
 
 

@@ -17,7 +17,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from pe_bench.encodings.base import LayerEncoding
-from pe_bench.model.layers import EPSILON, Block, Linear, RMSNorm, SwiGLU, TokenLoss
+from pe_bench.model.layers import NORM_EPSILON, Block, Linear, RMSNorm, SwiGLU, TokenLoss
 from pe_bench.model.products import addmm, linear, mm, weight_gradients
 from pe_bench.native import layers as native
 from pe_bench.native.inductor import fused_on_gpu, is_training_on_gpu
@@ -55,7 +55,7 @@ class FastRMSNorm(RMSNorm):
         if not is_native(x, self.weight):
             return super().forward(x)
         if not torch.is_grad_enabled():
-            return native.rms_norm(x.contiguous(), self.weight, EPSILON)[0]
+            return native.rms_norm(x.contiguous(), self.weight, NORM_EPSILON)[0]
         return cast(tuple[Tensor], Projections.apply(x, self.weight))[0]
 
 
@@ -67,7 +67,7 @@ class FastLinear(Linear):
 
 
 class FastSwiGLU(SwiGLU):
-    """Without gradients, tokens are computed in parts, so long texts need little memory."""
+    """SwiGLU, computed without gradients in parts of `FEEDFORWARD_TOKENS` tokens, to save memory."""
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         if torch.is_grad_enabled():
@@ -83,7 +83,7 @@ class FastSwiGLU(SwiGLU):
 
 
 class FastBlock(Block):
-    """With gradients, two functions with hand-written gradients compute the block around its attention."""
+    """A block that is computed with gradients in two fused functions: before and after its attention."""
 
     def forward(
         self, x_BTD: Tensor, encoding: LayerEncoding, ids: Tensor, window: int | None, first: int = 0
@@ -116,7 +116,7 @@ class FastTokenLoss(TokenLoss):
             return nll_fused(hidden_ND, weight_VD, targets_N)
         if not is_native(hidden_ND, weight_VD) or targets_N.dtype != torch.int64:
             return super().chunk_nll(hidden_ND, weight_VD, targets_N)
-        return cast(Tensor, NLL.apply(hidden_ND, weight_VD, targets_N.contiguous()))
+        return cast(Tensor, NegativeLogLikelihood.apply(hidden_ND, weight_VD, targets_N.contiguous()))
 
 
 FASTER: dict[type[nn.Module], type[nn.Module]] = {
@@ -133,8 +133,11 @@ FASTER: dict[type[nn.Module], type[nn.Module]] = {
 
 @fused_on_gpu
 def project_fused(x_BTD: Tensor, norm_D: Tensor, *matrices: Tensor) -> tuple[Tensor, ...]:
-    """Return norm(x), and the product of norm(x) with each of the matrices [*, D]."""
-    normed_BTD = functional.rms_norm(x_BTD, norm_D.shape, norm_D, EPSILON)
+    """Return x after RMSNorm, and the product of this normed x with each of the matrices [*, D].
+
+    norm_D: the scale of the norm.
+    """
+    normed_BTD = functional.rms_norm(x_BTD, norm_D.shape, norm_D, NORM_EPSILON)
     return normed_BTD, *(functional.linear(normed_BTD, matrix) for matrix in matrices)
 
 
@@ -148,9 +151,12 @@ def finish_block_fused(
     up_FD: Tensor,
     down_DF: Tensor,
 ) -> Tensor:
-    """Return the output of a block, from its input x and from `read`, the heads' output of its attention."""
+    """Return the output of a block from its input and its attention.
+
+    read: the heads' output, before the matrix `output`. norm_D: the scale of the norm.
+    """
     x_BTD = functional.linear(read, output) + x_BTD
-    normed_BTD = functional.rms_norm(x_BTD, norm_D.shape, norm_D, EPSILON)
+    normed_BTD = functional.rms_norm(x_BTD, norm_D.shape, norm_D, NORM_EPSILON)
     gate_BTF = functional.silu(functional.linear(normed_BTD, gate_FD))
     up_BTF = functional.linear(normed_BTD, up_FD)
     return x_BTD + functional.linear(gate_BTF * up_BTF, down_DF)
@@ -158,6 +164,7 @@ def finish_block_fused(
 
 @fused_on_gpu
 def nll_fused(hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor) -> Tensor:
+    """Return the negative log-likelihood of each target in nats, float32 [N]."""
     logits_NV = functional.linear(hidden_ND, weight_VD)
     return functional.cross_entropy(logits_NV.float(), targets_N, reduction="none")
 
@@ -166,12 +173,12 @@ def nll_fused(hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor) -> Tensor
 
 
 class Projections(torch.autograd.Function):
-    """norm(x), and its products with matrices [*, D]."""
+    """RMSNorm of x with the scale `weight_D`, and the products of the normed x with matrices [*, D]."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight_D: Tensor, *matrices: Tensor) -> tuple[Tensor, ...]:
         x = x.contiguous()
-        normed, factor_N = native.rms_norm(x, weight_D, EPSILON)
+        normed, factor_N = native.rms_norm(x, weight_D, NORM_EPSILON)
         ctx.save_for_backward(x, weight_D, normed, factor_N, *matrices)
         ctx.set_materialize_grads(False)
         return normed, *(linear(normed, matrix) for matrix in matrices)
@@ -211,7 +218,7 @@ class AfterAttention(torch.autograd.Function):
         gate_FD, up_FD, down_DF = matrices
         read_N = read.reshape(-1, read.shape[-1])
         x_ND = addmm(x.reshape(-1, x.shape[-1]), read_N, output.t())
-        normed_ND, factor_N = native.rms_norm(x_ND, weight_D, EPSILON)
+        normed_ND, factor_N = native.rms_norm(x_ND, weight_D, NORM_EPSILON)
         both_ED = torch.cat([gate_FD, up_FD])  # one product is faster than two
         both_NE = linear(normed_ND, both_ED)
         product_NF = native.swiglu(both_NE)
@@ -238,8 +245,8 @@ class AfterAttention(torch.autograd.Function):
         return grad_x, grad_read, grad_output, grad_norm, grad_gate, grad_up, grad_down
 
 
-class NLL(torch.autograd.Function):
-    """The NLL of each target, from the product of hidden states with the output matrix."""
+class NegativeLogLikelihood(torch.autograd.Function):
+    """The negative log-likelihood of each target in nats, from hidden states and the output matrix."""
 
     @staticmethod
     def forward(ctx: Any, hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ from pe_bench.system.terminal import say
 
 @torch.no_grad()
 def dry_run_training(model: Decoder, length: int, name: str = "NAME") -> None:
-    """Run the model on one window of this length, as training would.
+    """Run the model on one window of this length, as training would, and print warnings.
 
     name: the encoding's name, for the command in messages. Raises `UserError` for a length that the encoding
     refuses, an error in a user's own code, infinite or NaN outputs of finite weights, and outputs that depend
@@ -52,7 +52,7 @@ def dry_run_training(model: Decoder, length: int, name: str = "NAME") -> None:
 
 
 def _saved_names(encoding: nn.Module) -> set[str]:
-    """Return the names of the tensors in `state_dict`. Raise `UserError` if a parameter is missing there."""
+    """Return the names in an encoding's `state_dict`. Raise `UserError` if a parameter is missing there."""
     state = encoding.state_dict()
     parameters = {name for name, _ in encoding.named_parameters()}
     unsaved = sorted(parameters - state.keys())
@@ -64,10 +64,10 @@ def _saved_names(encoding: nn.Module) -> set[str]:
 # The scores of a model that reads later tokens would mean nothing: such a model is refused.
 
 # Relative to the largest output. Fast paths may round differently in each row; a leak moves outputs by more.
-TOLERANCE = 1e-4
-MAX_ENDINGS = 16  # second halves of a window, with tokens of the vocabulary
-TOKENS_AT_ONCE = 1024  # tokens in a batch of windows, as many as a step of training has by default
-TEXTS = 4  # windows
+LEAK_TOLERANCE = 1e-4
+MAX_SECOND_HALVES = 16  # second halves of a window, with tokens of the vocabulary
+TOKENS_PER_BATCH = 1024  # tokens in a batch of windows, as many as a step of training has by default
+WINDOWS_TO_CHECK = 4  # windows
 
 
 def refuse_lookahead(model: LanguageModel, length: int, name: str, weights: str = "") -> None:
@@ -78,17 +78,21 @@ def refuse_lookahead(model: LanguageModel, length: int, name: str, weights: str 
     """
     with user_code_errors(model.encoding):
         problem = find_lookahead(model, length)
-    _refuse_problem(problem, name, weights)
+    _require_no_lookahead(problem, name, weights)
 
 
 def refuse_lookahead_in_text(model: LanguageModel, texts: Tensor, name: str, weights: str = "") -> None:
-    """Raise `UserError` if outputs of windows of text [n, T] depend on later tokens."""
+    """Raise `UserError` if outputs of windows of text [n, T] depend on later tokens.
+
+    name, weights: as in `refuse_lookahead`.
+    """
     with user_code_errors(model.encoding):
         problem = find_lookahead_in_text(model, texts)
-    _refuse_problem(problem, name, weights)
+    _require_no_lookahead(problem, name, weights)
 
 
-def _refuse_problem(problem: str, name: str, weights: str) -> None:
+def _require_no_lookahead(problem: str, name: str, weights: str) -> None:
+    """Raise `UserError` if `problem`, the description of a dependence on later tokens, is not empty."""
     message = f"{name} reads later tokens{weights and f' {weights}'}, so its scores would mean nothing: "
     require(not problem, f"{message}{problem}; `pe-bench check {name}` says where")
 
@@ -114,7 +118,7 @@ def find_lookahead(model: LanguageModel, length: int, first: int = 0) -> str:
         before_2TD = both_2TD[:, : beginning - first]
         difference_TD = before_2TD[0] - before_2TD[1]
         moved = float(difference_TD.abs().max())
-        if moved > TOLERANCE * float(before_2TD.abs().max()):
+        if moved > LEAK_TOLERANCE * float(before_2TD.abs().max()):
             outputs = f"outputs of tokens {first} to {beginning - 1} of {length}"
             return f"{outputs} move by {moved:.2g} when those after them change"
     return ""
@@ -134,8 +138,8 @@ def find_lookahead_in_text(model: LanguageModel, texts: Tensor) -> str:
     endings = [*shuffled.split(length - half)]
     at_once = 1  # windows in a batch; one, because a user's encoding may mix them
     if not is_users_own(model.encoding):
-        endings = endings[:MAX_ENDINGS]
-        at_once = max(1, TOKENS_AT_ONCE // length)
+        endings = endings[:MAX_SECOND_HALVES]
+        at_once = max(1, TOKENS_PER_BATCH // length)
     rows: list[int] = []
     windows: list[Tensor] = []
     for row, text in enumerate(texts):
@@ -156,7 +160,7 @@ def find_lookahead_in_text(model: LanguageModel, texts: Tensor) -> str:
         moved_m = (before_mTD - after_mTD).flatten(1).abs().amax(1)
         largest_m = torch.cat([before_mTD, after_mTD], dim=1).flatten(1).abs().amax(1)
         for moved, largest in zip(moved_m.tolist(), largest_m.tolist(), strict=True):
-            if moved > TOLERANCE * largest:
+            if moved > LEAK_TOLERANCE * largest:
                 outputs = f"outputs of tokens 0 to {half - 1} of {length} of a text"
                 return f"{outputs} move by {moved:.2g} when those after them change"
     return ""

@@ -70,16 +70,17 @@ class LanguageModel(nn.Module, ABC):
 
     @property
     def reads_alike_texts_once(self) -> bool:
-        """Return true if `ends` saves time where neighbouring windows begin alike."""
+        """Return true if `ends` is faster for a window that begins like the window of the call before."""
         return False
 
     def forget_text(self) -> None:
-        """Free the memory of a text that `ends` keeps for the next text, if there is one."""
+        """Free the memory of the last call of `ends`, whose text the next call may begin with."""
 
     def ends(self, tokens_BCT: Tensor, ids: Tensor, first: int) -> Tensor:
-        """Return `hidden` of the tokens from `first` on, for C endings of B windows, [B C, T - first, D].
+        """Return `hidden` of the ends of windows, their tokens from `first` on, [B C, T - first, D].
 
-        The C windows in tokens_BCT[b] differ only in tokens after `first`. ids: [T] or [B C, T].
+        The C windows in tokens_BCT[b] begin alike, and differ only in tokens after `first`. ids: [T] or
+        [B C, T].
         """
         count = tokens_BCT.shape[1]
         outputs = []
@@ -139,7 +140,10 @@ class LanguageModel(nn.Module, ABC):
         return other
 
     def first_difference(self, other: "LanguageModel") -> int:
-        """Return the first layer in which a model changed by `changed` differs from this model."""
+        """Return the number of the first layer in which `other`, made by `changed`, differs from this model.
+
+        Return 0 for other `parts`, and the number of layers for equal models.
+        """
         own_parts = [*map(id, self.encoding.parts)]
         if [*map(id, other.encoding.parts)] != own_parts:
             return 0
@@ -152,7 +156,10 @@ class LanguageModel(nn.Module, ABC):
 
 
 class Decoder(LanguageModel):
-    """The decoder. Only `generator` draws its weights, so an encoding does not change them."""
+    """The decoder that pe-bench trains.
+
+    Only `generator` draws its weights, so an encoding does not change them.
+    """
 
     def __init__(
         self,
@@ -194,7 +201,7 @@ class Decoder(LanguageModel):
         return self.encoding.embed(embedded_BTD, ids, tokens_BT)
 
     def layers(self, x_BTD: Tensor, ids: Tensor, window: int | None = None, first: int = 0) -> Tensor:
-        """Return the normed output of the last layer, [B, T - first, D], from the input of the first.
+        """Return the normed output of the last layer, [B, T - first, D], from the input of the first layer.
 
         Tokens before `first` are left out in the last layer alone: no later layer reads their outputs.
         """
@@ -209,7 +216,7 @@ class Decoder(LanguageModel):
         return self.norm(x_BTD)
 
     def ends(self, tokens_BCT: Tensor, ids: Tensor, first: int) -> Tensor:
-        """As `LanguageModel.ends`; every layer computes first tokens once for the C windows."""
+        """Do as `LanguageModel.ends`; each layer computes the first tokens once for the C windows."""
         if ids.dim() == 2:  # windows with ids of their own may differ in first tokens too
             return super().ends(tokens_BCT, ids, first)
         count = tokens_BCT.shape[1]
@@ -251,7 +258,10 @@ class Decoder(LanguageModel):
         return functional.linear(hidden_ND, self.output_weight).argmax(-1)
 
     def _draw_weights(self, model: ModelConfig, generator: torch.Generator | None) -> None:
-        """Draw embeddings N(0, 1/D), linear layers N(0, 1/fan_in), residual outputs / sqrt(2 layers)."""
+        """Draw embeddings from N(0, 1/D), and matrices from N(0, 1/fan_in).
+
+        Matrices whose product is added to the residual stream are divided by sqrt(2 n_layers).
+        """
         input_std = model.d_model**-0.5
         nn.init.normal_(self.embedding.weight, std=input_std, generator=generator)
         for block in self.blocks:

@@ -17,15 +17,15 @@ from pe_bench.config.schema import ModelConfig
 from pe_bench.encodings.base import FULL_SEQUENCE_HOOKS, LayerEncoding
 from pe_bench.model.attention import attention
 
-EPSILON = 1e-5  # the epsilon of every norm
-LOGIT_ELEMENTS = 2**24  # the elements of the largest block of logits; 64 MB in float32
+NORM_EPSILON = 1e-5  # the epsilon of every norm
+MAX_LOGIT_ELEMENTS = 2**24  # the elements of the largest block of logits; 64 MB in float32
 
 
 class RMSNorm(nn.RMSNorm):
     """x / rms(x), times a scale for each feature (Zhang and Sennrich 2019, arXiv:1910.07467)."""
 
     def __init__(self, width: int):
-        super().__init__(width, eps=EPSILON)
+        super().__init__(width, eps=NORM_EPSILON)
 
 
 class Linear(nn.Linear):
@@ -78,7 +78,10 @@ class SelfAttention(nn.Module):
         return read_BHTK.transpose(1, 2).flatten(2)
 
     def heads(self, queries: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Split the projections into query heads, [B, H, T, K] each, before the encoding."""
+        """Split the projections into heads [B, H, T, K], normed if the model norms queries and keys.
+
+        Keys and values are repeated for all query heads that share them.
+        """
         q_BHTK = self._split_heads(queries)
         k_BHTK = self._split_heads(keys)
         v_BHTK = self._split_heads(values)
@@ -127,20 +130,20 @@ class Block(nn.Module):
 
 
 class TokenLoss(nn.Module):
-    """The loss of next tokens, in chunks: logits of all tokens never exist at once."""
+    """The negative log-likelihood of next tokens, in chunks: logits of all tokens never exist at once."""
 
     def forward(
         self, hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, has_loss_N: Tensor | None = None
     ) -> Tensor:
-        """Return the negative log-likelihood of each target in nats, float32 [N].
+        """Return the negative log-likelihood of each target with a loss in nats, float32 [N or fewer].
 
-        has_loss_N: true for the targets whose loss is returned; None: all. With gradients and several chunks,
+        has_loss_N: true for the targets with a loss; None: all. With gradients and several chunks,
         each chunk's logits are computed again in the backward pass, not kept.
         """
         if has_loss_N is not None:
             hidden_ND = hidden_ND[has_loss_N]
             targets_N = targets_N[has_loss_N]
-        rows = max(1, LOGIT_ELEMENTS // weight_VD.shape[0])
+        rows = max(1, MAX_LOGIT_ELEMENTS // weight_VD.shape[0])
         chunks = zip(hidden_ND.split(rows), targets_N.split(rows), strict=True)
         recomputes = len(targets_N) > rows and torch.is_grad_enabled()
         nll_of_chunks: list[Tensor] = []

@@ -41,7 +41,7 @@ def addmm(c: Tensor, a: Tensor, b: Tensor) -> Tensor:
 
 
 def weight_gradients(rows_NK: Tensor, *grads_NM: Tensor) -> list[Tensor]:
-    """Return the gradient [M, K] of each weight W, from the rows and the gradient of each rows Wᵀ."""
+    """Return the gradients [M, K] of weights W, from the rows and the gradients of the products rows Wᵀ."""
     if not grads_NM or not is_onednn_faster():
         return [torch.mm(grad_NM.t(), rows_NK) for grad_NM in grads_NM]
     # oneDNN copies a first operand that is a transpose. One copy of the rows is used for all products.

@@ -18,30 +18,33 @@ import torch
 from torch import Tensor
 
 from pe_bench.errors import RunError, first_line
-from pe_bench.system.files import cache_root, cached_folder, key_of
+from pe_bench.system.files import cache_key, cache_root, cached_folder
 from pe_bench.system.machine import processor_facts
 
-FOLDER = Path(__file__).parent
-SOURCE = FOLDER / "kernel.cpp"
-TILED_SOURCE = FOLDER / "amx.cpp"
+SOURCE_FOLDER = Path(__file__).parent
+KERNEL_SOURCE = SOURCE_FOLDER / "kernel.cpp"
+AMX_SOURCE = SOURCE_FOLDER / "amx.cpp"
 HEADERS = ("common.h", "entries.h", "layers.h", "muon.h", "tiles.h")
-LIBRARY = "kernel.so"
-ENTRY = "pe_bench_use_threads"  # a function that each library has
+LIBRARY_FILE = "kernel.so"
+ENTRY_FUNCTION = "pe_bench_use_threads"  # a function that each library has
 COMPILERS = ("c++", "g++", "clang++")
 # None of these flags reorders a sum or removes infinities: results follow from the source.
-FLAGS = ("-std=c++17", "-O3", "-fno-math-errno", "-ffp-contract=fast", "-shared", "-fPIC", "-pthread")
+COMPILER_FLAGS = (
+    *("-std=c++17", "-O3", "-fno-math-errno", "-ffp-contract=fast"),
+    *("-shared", "-fPIC", "-pthread"),
+)
 # Flags for all instructions of this processor; some compilers do not know the first.
 PROCESSOR_FLAGS = ("-march=native", "-mcpu=native")
 # Features of a processor with AMX, and flags for a compiler that may not know the processor yet.
-TILES = {"amx_tile", "amx_bf16", "avx512f"}
-TILED_FLAGS = ("-mamx-tile", "-mamx-bf16")
-SECONDS = 120  # the most seconds that a compiler may run
+AMX_FEATURES = {"amx_tile", "amx_bf16", "avx512f"}
+AMX_FLAGS = ("-mamx-tile", "-mamx-bf16")
+COMPILER_SECONDS = 120  # the most seconds that a compiler may run
 # Facts that distinguish the processors of machines with one cache folder.
-KINDS = ("model name", "flags", "Features", "CPU part")
+PROCESSOR_FACTS = ("model name", "flags", "Features", "CPU part")
 
 
 class Kernel(NamedTuple):
-    """The loaded library, or the reason why there is none."""
+    """The loaded library of compiled code, or the reason why there is none."""
 
     library: ctypes.CDLL | None
     description: str  # one line: the compiler, or what is missing
@@ -49,17 +52,17 @@ class Kernel(NamedTuple):
 
 @functools.cache
 def kernel() -> Kernel:
-    """Return the library of this processor in float32. Never raises."""
-    return _find_or_build(SOURCE, ())
+    """Return the compiled code for float32, built at the first call. Never raises."""
+    return _find_or_build(KERNEL_SOURCE, ())
 
 
 @functools.cache
-def tiled_kernel() -> Kernel:
-    """Return the library in bfloat16, for processors with AMX. Never raises."""
+def amx_kernel() -> Kernel:
+    """Return the attention kernel for bfloat16, for processors with AMX. Never raises."""
     features = set(processor_facts().get("flags", "").split())  # under Linux's names
-    if not features >= TILES:
+    if not features >= AMX_FEATURES:
         return Kernel(None, "this processor has no tiles for bfloat16 (AMX)")
-    built = _find_or_build(TILED_SOURCE, TILED_FLAGS)
+    built = _find_or_build(AMX_SOURCE, AMX_FLAGS)
     if built.library is not None:
         reason = built.library.pe_bench_permit()
         if reason != 0:
@@ -68,7 +71,7 @@ def tiled_kernel() -> Kernel:
 
 
 def _find_or_build(source: Path, more_flags: Sequence[str]) -> Kernel:
-    """Return the library of a source: from the cache, or compiled now."""
+    """Return the library of a C++ source: from the cache, or compiled now. Never raises."""
     if os.environ.get("PE_BENCH_KERNEL") == "off":
         return Kernel(None, "PE_BENCH_KERNEL=off")
     compiler = find_compiler()
@@ -78,11 +81,11 @@ def _find_or_build(source: Path, more_flags: Sequence[str]) -> Kernel:
         return Kernel(None, f"no C++ compiler is here ({names})")
     try:
         version, _, _ = _run_and_read([*shlex.split(compiler), "--version"]).partition("\n")
-        sources = [source, *(FOLDER / name for name in HEADERS)]
+        sources = [source, *(SOURCE_FOLDER / name for name in HEADERS)]
         digests = [hashlib.sha256(path.read_bytes()).hexdigest() for path in sources]
-        key = key_of("kernel", digests, version, _processor_text(), [*FLAGS, *more_flags])
-        make = partial(compile_into, compiler=compiler, source=source, more_flags=more_flags)
-        library = _load_or_rebuild(cache_root(None) / "kernel", key, make)
+        key = cache_key("kernel", digests, version, _processor_text(), [*COMPILER_FLAGS, *more_flags])
+        build = partial(compile_into, compiler=compiler, source=source, more_flags=more_flags)
+        library = _load_or_rebuild(cache_root(None) / "kernel", key, build)
         lend_threads(library)
         return Kernel(library, version)
     except subprocess.CalledProcessError as error:
@@ -91,27 +94,30 @@ def _find_or_build(source: Path, more_flags: Sequence[str]) -> Kernel:
         return Kernel(None, first_line(error))
 
 
-def _load_or_rebuild(root: Path, key: str, make: Callable[[Path], dict[str, Any]]) -> ctypes.CDLL:
-    """Return the library of a cache entry; a library that cannot be loaded is built again, once."""
-    entry, _ = cached_folder(root, key, make)
+def _load_or_rebuild(root: Path, key: str, build: Callable[[Path], dict[str, Any]]) -> ctypes.CDLL:
+    """Return the library of a cache entry; if it cannot be loaded, `build` makes it again, once."""
+    entry, _ = cached_folder(root, key, build)
     try:
-        return load_library(entry / LIBRARY)
+        return load_library(entry / LIBRARY_FILE)
     except OSError:
         shutil.rmtree(entry, ignore_errors=True)
-        entry, _ = cached_folder(root, key, make)
-        return load_library(entry / LIBRARY)
+        entry, _ = cached_folder(root, key, build)
+        return load_library(entry / LIBRARY_FILE)
 
 
 def load_library(path: Path) -> ctypes.CDLL:
     """Return a compiled library. Raise `OSError` for another file, or one without the entry function."""
     library = ctypes.CDLL(str(path))
-    if not hasattr(library, ENTRY):
-        raise OSError(f"{path} has no function {ENTRY}")
+    if not hasattr(library, ENTRY_FUNCTION):
+        raise OSError(f"{path} has no function {ENTRY_FUNCTION}")
     return library
 
 
 def find_compiler() -> str | None:
-    """Return the command of the compiler, quoted for a shell, with the full path of its program."""
+    """Return the command of $CXX or of a usual C++ compiler, with the full path of its program, or None.
+
+    The command is quoted for a shell.
+    """
     named = os.environ.get("CXX", "").strip()
     for name in [named] if named else COMPILERS:
         try:
@@ -124,17 +130,18 @@ def find_compiler() -> str | None:
 
 
 def compile_into(folder: Path, compiler: str, source: Path, more_flags: Sequence[str]) -> dict[str, Any]:
-    """Write the library into a folder.
+    """Compile a source to `LIBRARY_FILE` in a folder, and return the meta of the cache entry: the compiler.
 
+    compiler: a command, quoted for a shell. more_flags: after `COMPILER_FLAGS` and those of the processor.
     Raises `CalledProcessError`, `TimeoutExpired`, `OSError`, or `RunError` if the library cannot be loaded.
     """
     first, second = ([processor, *more_flags] for processor in PROCESSOR_FLAGS)
     try:
-        compile_library(compiler, source, first, folder / LIBRARY)
+        compile_library(compiler, source, first, folder / LIBRARY_FILE)
     except subprocess.CalledProcessError:
-        compile_library(compiler, source, second, folder / LIBRARY)
+        compile_library(compiler, source, second, folder / LIBRARY_FILE)
     try:
-        load_library(folder / LIBRARY)  # before it is kept: a broken compiler may end with exit code 0
+        load_library(folder / LIBRARY_FILE)  # before it is kept: a broken compiler may end with exit code 0
     except OSError as error:
         raise RunError(f"{compiler} wrote a library that cannot be loaded ({first_line(error)})") from error
     return {"compiler": compiler}
@@ -142,14 +149,14 @@ def compile_into(folder: Path, compiler: str, source: Path, more_flags: Sequence
 
 def compile_library(compiler: str, source: Path, more_flags: Sequence[str], target: Path) -> None:
     """Compile a source to the shared library `target`. Raises as `_run_and_read`."""
-    flags = [*FLAGS, f"-I{FOLDER}", *more_flags]
+    flags = [*COMPILER_FLAGS, f"-I{SOURCE_FOLDER}", *more_flags]
     _run_and_read([*shlex.split(compiler), *flags, str(source), "-o", str(target)])
 
 
 def _run_and_read(command: list[str]) -> str:
     """Run a command, and return its standard output. Raises `CalledProcessError` and `TimeoutExpired`."""
     finished = subprocess.run(
-        command, capture_output=True, text=True, errors="replace", timeout=SECONDS, check=True
+        command, capture_output=True, text=True, errors="replace", timeout=COMPILER_SECONDS, check=True
     )
     return finished.stdout
 
@@ -161,9 +168,9 @@ def _first_error_line(error: subprocess.CalledProcessError) -> str:
 
 
 def _processor_text() -> str:
-    """Return the facts that distinguish this processor from others, as text."""
+    """Return the `PROCESSOR_FACTS` of this processor as lines of text, for the key of the cache."""
     facts = processor_facts()
-    lines = [f"{kind}: {facts[kind]}" for kind in KINDS if kind in facts]
+    lines = [f"{kind}: {facts[kind]}" for kind in PROCESSOR_FACTS if kind in facts]
     if not lines:
         return f"{platform.machine()} {platform.processor()}"
     return "\n".join(lines)
@@ -193,8 +200,8 @@ def lend_threads(library: ctypes.CDLL) -> None:
 # Letters: B batch, H heads, T tokens, V width of the output.
 
 
-class Shape(ctypes.Structure):
-    """The `Shape` of common.h."""
+class AttentionShape(ctypes.Structure):
+    """Sizes of queries and values, scale and number of threads: the struct `Shape` of common.h."""
 
     _fields_ = [
         *((name, ctypes.c_int64) for name in ("batch", "heads", "tokens", "width", "value_width")),
@@ -203,34 +210,40 @@ class Shape(ctypes.Structure):
     ]
 
 
-class Strided(ctypes.Structure):
-    """The `Strided` of common.h."""
+class StridedTensor(ctypes.Structure):
+    """A tensor's address, its strides and its columns: the struct `Strided` of common.h."""
 
 
-Strided._fields_ = [
+StridedTensor._fields_ = [
     ("data", ctypes.c_void_p),
     *((name, ctypes.c_int64) for name in ("batch", "heads", "tokens")),
-    ("columns", ctypes.POINTER(Strided)),
+    ("columns", ctypes.POINTER(StridedTensor)),
     ("columns_width", ctypes.c_int64),
 ]
 
 
 def shape_of(q: Tensor, v: Tensor, scale: float, columns_width: int = 0) -> Any:
-    """Return a pointer to the `Shape` of queries q and values v [B, H, T, *]."""
+    """Return a pointer to an `AttentionShape` for queries q and values v [B, H, T, *].
+
+    scale: of the logits. columns_width: features that `strided` puts before each query and key.
+    """
     *sizes, width = q.shape
     threads = torch.get_num_threads()
-    shape = Shape(*sizes, columns_width + width, v.shape[-1], scale, threads)
+    shape = AttentionShape(*sizes, columns_width + width, v.shape[-1], scale, threads)
     return ctypes.byref(shape)
 
 
 def strided(x: Tensor, columns: Tensor | None = None) -> Any:
-    """Return a pointer to the `Strided` of a tensor [B, H, T, *]; `columns` come before each of its rows."""
+    """Return a pointer to a `StridedTensor` for x [B, H, T, *].
+
+    columns: a tensor [B, H, T, *] whose rows the kernels read before the rows of x.
+    """
     first = None
     width = 0
     if columns is not None:
-        first = ctypes.pointer(Strided(columns.data_ptr(), *columns.stride()[:-1]))
+        first = ctypes.pointer(StridedTensor(columns.data_ptr(), *columns.stride()[:-1]))
         width = columns.shape[-1]
-    rows = Strided(x.data_ptr(), *x.stride()[:-1], first, width)
+    rows = StridedTensor(x.data_ptr(), *x.stride()[:-1], first, width)
     return ctypes.byref(rows)
 
 
@@ -239,11 +252,11 @@ def pointer_to(x: Tensor | None) -> ctypes.c_void_p | None:
 
 
 def with_whole_rows(x: Tensor) -> Tensor:
-    """Return a tensor with contiguous rows; compiled code takes any strides of the other dimensions."""
+    """Return x, or a copy if the last axis of x is not contiguous; compiled code takes any other strides."""
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
 def empty_tokens_first(x: Tensor) -> Tensor:
-    """Return an empty tensor [B, H, T, V] with the memory layout [B, T, H, V] of the decoder."""
+    """Return an uninitialised tensor like x [B, H, T, V], with the decoder's memory layout [B, T, H, V]."""
     batch, heads, tokens, width = x.shape
     return x.new_empty(batch, tokens, heads, width).transpose(1, 2)

@@ -11,14 +11,14 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 
-MAX_VARIANTS = 64  # combinations of types and shapes of one function, compiled in one process
+MAX_COMPILED_VARIANTS = 64  # combinations of types and shapes of one function, compiled in one process
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
 def fused_on_gpu(function: Callable[P, R]) -> Callable[P, R]:
-    """Compile a function of tensors for calls with gradients and a first tensor on a GPU."""
+    """Return the function, compiled for calls in training whose first tensor is on a GPU."""
 
     @wraps(function)
     def run_compiled_or_plain(*args: P.args, **options: P.kwargs) -> R:
@@ -30,7 +30,7 @@ def fused_on_gpu(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def is_training_on_gpu(x: object) -> bool:
-    """Return true for a tensor on a GPU while gradients are recorded: functions of it are compiled.
+    """Return true for a tensor on a GPU while gradients are recorded, outside PyTorch's compiler.
 
     Scoring is not compiled, because its lengths differ from call to call.
     """
@@ -40,7 +40,7 @@ def is_training_on_gpu(x: object) -> bool:
 
 @cache
 def compiled(function: Callable[..., Any], backend: str) -> Callable[..., Any]:
-    """Return a function compiled for every shape of its arguments.
+    """Return a function that PyTorch compiles when it is called, for types and shapes as they come.
 
     `fullgraph` raises an error instead of running a part of the code uncompiled.
     """
@@ -49,5 +49,5 @@ def compiled(function: Callable[..., Any], backend: str) -> Callable[..., Any]:
     # Products in float32 must be exact, so the advice to use TensorFloat32 is ignored.
     warnings.filterwarnings("ignore", "TensorFloat32 tensor cores")
     settings: Any = torch._dynamo.config
-    settings.recompile_limit = max(MAX_VARIANTS, settings.recompile_limit)
+    settings.recompile_limit = max(MAX_COMPILED_VARIANTS, settings.recompile_limit)
     return torch.compile(function, backend=backend, fullgraph=True)

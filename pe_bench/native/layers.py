@@ -20,11 +20,11 @@ from pe_bench.native.build import (
     with_whole_rows,
 )
 
-CHUNK = 32  # rows that are summed together; the `CHUNK` of layers.h
+ROWS_PER_CHUNK = 32  # rows that are summed together; the `CHUNK` of layers.h
 
 
 def rms_norm(x: Tensor, weight_D: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
-    """Return x [.., D] normed and scaled, and 1 / rms of each row [N]."""
+    """Return RMSNorm of x [.., D] with the scale `weight_D`, and 1 / rms of each row [N]."""
     out = torch.empty_like(x)
     rows = x.numel() // x.shape[-1]
     factor_N = x.new_empty(rows)
@@ -33,36 +33,39 @@ def rms_norm(x: Tensor, weight_D: Tensor, epsilon: float) -> tuple[Tensor, Tenso
 
 
 def rms_norm_backward(
-    grad_out: Tensor, x: Tensor, weight_D: Tensor, factor_N: Tensor, also: Tensor | None
+    grad_out: Tensor, x: Tensor, weight_D: Tensor, factor_N: Tensor, grad_residual: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Return the gradients of x, plus `also`, and of the weight, from the gradient of the output."""
+    """Return the gradients of x and of the scale, from the gradient of the output.
+
+    factor_N: the second output of `rms_norm`. grad_residual: is added to the gradient of x; None for 0.
+    """
     grad_x = torch.empty_like(x)
-    chunks = -(-len(factor_N) // CHUNK)
+    chunks = -(-len(factor_N) // ROWS_PER_CHUNK)
     # The gradient from each chunk of rows; the first row becomes their sum.
     grad_weight = x.new_empty(chunks, x.shape[-1])
     _call_for_rows(
-        "pe_bench_rms_norm_backward", x, grad_out, x, weight_D, factor_N, also, grad_x, grad_weight
+        "pe_bench_rms_norm_backward", x, grad_out, x, weight_D, factor_N, grad_residual, grad_x, grad_weight
     )
     return grad_x, grad_weight[0]
 
 
-def swiglu(both: Tensor) -> Tensor:
-    """Return silu(gate) up [.., F] from both [.., 2 F], the gate first."""
-    width = both.shape[-1] // 2
-    out = both.new_empty(*both.shape[:-1], width)
-    _call_for_rows("pe_bench_swiglu", out, both, out)
+def swiglu(gate_and_up: Tensor) -> Tensor:
+    """Return silu(gate) * up [.., F] from gate and up, concatenated [.., 2 F]."""
+    width = gate_and_up.shape[-1] // 2
+    out = gate_and_up.new_empty(*gate_and_up.shape[:-1], width)
+    _call_for_rows("pe_bench_swiglu", out, gate_and_up, out)
     return out
 
 
-def swiglu_backward(grad_out: Tensor, both: Tensor) -> Tensor:
-    """Return the gradient of `both`, from the gradient of the output of `swiglu`."""
-    grad_both = torch.empty_like(both)
-    _call_for_rows("pe_bench_swiglu_backward", grad_out, grad_out, both, grad_both)
-    return grad_both
+def swiglu_backward(grad_out: Tensor, gate_and_up: Tensor) -> Tensor:
+    """Return the gradient [.., 2 F] of `gate_and_up`, from the gradient of the output of `swiglu`."""
+    grad_gate_and_up = torch.empty_like(gate_and_up)
+    _call_for_rows("pe_bench_swiglu_backward", grad_out, grad_out, gate_and_up, grad_gate_and_up)
+    return grad_gate_and_up
 
 
 def nll(logits_NV: Tensor, targets_N: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the negative log-likelihoods [N] of int64 targets, and the normalizers [N, 2] of the weights."""
+    """Return negative log-likelihoods [N] of int64 targets in nats, and normalizers for `nll_backward`."""
     nll_N = logits_NV.new_empty(len(logits_NV))
     normalizers = logits_NV.new_empty(len(logits_NV), 2)
     _call_for_rows("pe_bench_nll", logits_NV, logits_NV, targets_N, nll_N, normalizers)
@@ -78,8 +81,11 @@ def nll_backward(grad_nll_N: Tensor, logits_NV: Tensor, targets_N: Tensor, norma
     return grad_logits
 
 
-def polynomials(squares: Tensor, coefficients: tuple[float, ...], iterations: int) -> Tensor:
-    """Return Muon's polynomial (`muon.h`) of each symmetric matrix [B, M, M]. Raise `MemoryError`."""
+def muon_polynomials(squares: Tensor, coefficients: tuple[float, ...], iterations: int) -> Tensor:
+    """Return, for each square matrix X Xᵀ [B, M, M], the matrix by which Muon's iterations multiply X.
+
+    coefficients: of the polynomial of an iteration, as in `muon.h`. Raises `MemoryError`.
+    """
     totals = torch.empty_like(squares)
     library = kernel().library
     assert library is not None
@@ -95,7 +101,10 @@ def polynomials(squares: Tensor, coefficients: tuple[float, ...], iterations: in
 
 
 def _call_for_rows(name: str, rows: Tensor, *arguments: Any) -> None:
-    """Call a compiled function for all rows of a tensor, with tensors as pointers."""
+    """Call the compiled function `name` with the number and width of rows, the threads, and the arguments.
+
+    Tensors among the arguments are passed as pointers.
+    """
     library = kernel().library
     assert library is not None
     width = rows.shape[-1]
@@ -123,13 +132,18 @@ def is_rotated_natively(x: Tensor, cosines: Tensor) -> bool:
 
 
 def rotated(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
-    """Return x [B, H, n, K] with its first pairs turned; tables are [n, pairs] or [B, 1, n, pairs]."""
+    """Return x [B, H, n, K] with its first pairs of features turned, with a gradient for x alone.
+
+    cosines, sines: [n, pairs] or [B, 1, n, pairs].
+    """
     if not (torch.is_grad_enabled() and x.requires_grad):
         return _rotate_with_sign(x, cosines, sines, 1.0)
     return cast(Tensor, _Rotation.apply(x, cosines, sines))
 
 
 class _Rotation(torch.autograd.Function):
+    """The rotation of `rotated`, whose gradient is turned back."""
+
     @staticmethod
     def forward(ctx: Any, x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
         ctx.save_for_backward(cosines, sines)

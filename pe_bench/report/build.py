@@ -56,7 +56,7 @@ from pe_bench.runs.folder import RunFolder, read_all, read_unfinished
 from pe_bench.runs.rows import ALL, APART, POSITIONS, PROBE, Row, one_a_run, read_rows
 from pe_bench.runs.scores import RECALL
 from pe_bench.runs.typed import results_option, tags_of
-from pe_bench.system.terminal import in_one_line, say
+from pe_bench.system.terminal import one_line_texts, say
 from pe_bench.values import check_folder, check_type, listed, unknown
 
 
@@ -393,7 +393,7 @@ def _make_tables(groups: Groups, rows: Sequence[Row], runs: ScoredRuns, selectio
     )
     require(bool(tables) or selection.slice == ALL, message)
     if selection.numbers_only:
-        return in_one_line([*tables.values()])
+        return one_line_texts([*tables.values()])
     if selection.slice == ALL:
         for key, group in groups_of_slice(groups, RECALL, runs).items():
             recall = _make_table(key, *group, (), runs, selection)
@@ -408,7 +408,7 @@ def _make_tables(groups: Groups, rows: Sequence[Row], runs: ScoredRuns, selectio
             for name in swept:
                 values[name] = [runs.value(row, name) for row in table_rows]
             tables[key] = replace(table, why=explain_separation(number, [*tables], values))
-    return in_one_line([*tables.values()])
+    return one_line_texts([*tables.values()])
 
 
 def _with_recall(table: Table, recall: Table) -> Table:

@@ -5,7 +5,7 @@ from dataclasses import replace
 from itertools import product
 from typing import Any
 
-from pe_bench.config.schema import BY_COMMAND, CHECKPOINT_IDENTITY, quarter_of
+from pe_bench.config.schema import BY_COMMAND, HF_IDENTITY_VERSION, quarter_of
 from pe_bench.render.grid import Cell
 from pe_bench.report import cells
 from pe_bench.report.groups import few_names, list_lengths
@@ -333,7 +333,7 @@ def _checkpoint_note(row: Row, config: Mapping[str, Any]) -> str:
         about += f", and measured from {row.train_length:,}"
     if scaling := config.get("checkpoint.unused_scaling"):
         about += f"; its config.json names the scaling {scaling}, and no layer turns so"
-    if (config.get("checkpoint.identity_version") or 1) < CHECKPOINT_IDENTITY:
+    if (config.get("checkpoint.identity_version") or 1) < HF_IDENTITY_VERSION:
         again = f"score it again with pe-bench eval {config['checkpoint.source']}"
         about += f"; {row.run} is of an older identity, and its scores may be others now: {again}"
     all_layers = config["model.n_layers"]

@@ -22,7 +22,7 @@ from pe_bench.report.verdicts import largest_set
 from pe_bench.runs.find import ScoredRuns
 from pe_bench.runs.rows import BY_RUN, Row, grouped
 from pe_bench.runs.scores import Scores, load_scores, score_file
-from pe_bench.system.terminal import in_one_line
+from pe_bench.system.terminal import one_line_texts
 
 ANSWER = 16  # targets of a window
 FINDS = 0.9  # a model finds the span if this share of answers is right
@@ -98,7 +98,7 @@ def probe_tables(
         if len(shown) > 1:
             table = replace(table, why=explain_separation(number, list(shown)))
         tables.append(table)
-    return in_one_line(tables)
+    return one_line_texts(tables)
 
 
 def _short_labels(rows: Sequence[Row], by: Label) -> Label:

@@ -28,7 +28,7 @@ from pe_bench.runs.rows import APART, Row, read_rows, write_rows
 from pe_bench.runs.scores import KEY, MEANS, TEXT_SLICES, KeptMeans, read_means
 from pe_bench.runs.typed import eval_command, tags_of
 from pe_bench.runs.untrusted import check_files, parse_mapping, read_json, read_regular
-from pe_bench.system.files import TEMPORARY, Lock, write_text
+from pe_bench.system.files import TEMPORARY_PREFIX, Lock, write_text
 from pe_bench.system.signals import world_size
 from pe_bench.system.terminal import one_line, say
 from pe_bench.system.version import own_version
@@ -254,7 +254,7 @@ def gather(results_dir: Path) -> Gathered:
     results_dir.mkdir(parents=True, exist_ok=True)
     target = results_dir / "results.csv"
     with Lock(target.with_name(target.name + ".lock")):
-        for leftover in results_dir.glob(f"{TEMPORARY}*-{target.name}*"):  # left by a killed process
+        for leftover in results_dir.glob(f"{TEMPORARY_PREFIX}*-{target.name}*"):  # left by a killed process
             leftover.unlink()
         gathered = read_all(results_dir)
         rows: list[Row] = []

@@ -17,7 +17,7 @@ from pe_bench.runs.find import ANCHOR_NAMES
 from pe_bench.runs.folder import gather_and_warn, read_config, read_result
 from pe_bench.runs.rows import read_rows
 from pe_bench.runs.untrusted import check_files
-from pe_bench.system.files import TEMPORARY, Lock
+from pe_bench.system.files import TEMPORARY_PREFIX, Lock
 from pe_bench.values import check_folder
 
 
@@ -47,7 +47,7 @@ def import_runs(folders: Iterable[str | Path], results_dir: Path) -> Imported:
 
 def _remove_leftovers(folder: Path) -> None:
     """Delete what a killed import left in a folder; only the holder of the lock may call this."""
-    for leftover in folder.glob(f"{TEMPORARY}*"):
+    for leftover in folder.glob(f"{TEMPORARY_PREFIX}*"):
         if leftover.is_dir() and not leftover.is_symlink():
             shutil.rmtree(leftover)
 
@@ -100,9 +100,9 @@ def _check_run(run: Path) -> None:
 def _copy_whole(source: Path, target: Path) -> None:
     """Copy a folder whole or not at all. Raise `RunError` for one with links."""
     check_files(source)
-    temporary = target.with_name(f"{TEMPORARY}{secrets.token_hex(4)}")
+    temporary = target.with_name(f"{TEMPORARY_PREFIX}{secrets.token_hex(4)}")
     target.parent.mkdir(parents=True, exist_ok=True)
-    ignore = shutil.ignore_patterns("lock", f"{TEMPORARY}*")
+    ignore = shutil.ignore_patterns("lock", f"{TEMPORARY_PREFIX}*")
     try:
         shutil.copytree(source, temporary, symlinks=True, ignore=ignore)
         os.replace(temporary, target)

@@ -18,7 +18,7 @@ from pe_bench.errors import RunError, first_line
 from pe_bench.runs.typed import eval_command
 from pe_bench.runs.untrusted import read_regular
 from pe_bench.system.files import write_text
-from pe_bench.system.terminal import CONTROL, FORMULA, printable
+from pe_bench.system.terminal import CONTROL_SIGNS, FORMULA_SIGNS, printable
 from pe_bench.values import MAX_INTEGER
 
 
@@ -155,7 +155,7 @@ def _cell_text(value: object) -> str:
     """Return a cell's text. A float's `repr` reads back as the same float; that of a numpy float does not."""
     if isinstance(value, str):
         text = printable(value)
-        return f"'{text}" if text.startswith(FORMULA) else text
+        return f"'{text}" if text.startswith(FORMULA_SIGNS) else text
     if isinstance(value, float):
         return repr(float(value))
     return "" if value is None else str(value)
@@ -176,9 +176,9 @@ def read_cell(name: str, text: str) -> Any:
             if kind is not int or _LEAST.get(name, 0) <= value <= MAX_INTEGER:
                 return value
         raise ValueError(f"{name} is {text!r:.60}, which cannot be")
-    if CONTROL.search(text):
+    if CONTROL_SIGNS.search(text):
         raise ValueError(f"{name} has control characters: {text!a:.60}")
-    if text.startswith(FORMULA):
+    if text.startswith(FORMULA_SIGNS):
         raise ValueError(f"{name} begins as a formula does: {text!r:.60}")
     if name in _IN_FILE_NAMES and not re.fullmatch(r"[\w.+-]*", text):
         raise ValueError(f"{name} is {text!r:.60}, which cannot stand in a file's name")

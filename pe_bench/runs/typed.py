@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from pe_bench.errors import RunError
-from pe_bench.system.terminal import CONTROL
+from pe_bench.system.terminal import CONTROL_SIGNS
 
 # A variable, because a launcher may run the jobs of a sweep in processes of their own.
 VARIABLE = "PE_BENCH_COMMAND"
@@ -115,6 +115,6 @@ def _is_ours(command: str) -> bool:
     with suppress(ValueError):
         arguments = shlex.split(command)
         is_quoted = command == shlex.join(arguments)
-        is_plain = is_quoted and not CONTROL.search(command)
+        is_plain = is_quoted and not CONTROL_SIGNS.search(command)
         return is_plain and arguments[:1] == ["pe-bench"]
     return False

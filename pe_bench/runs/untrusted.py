@@ -17,7 +17,7 @@ from typing import Any
 import yaml
 
 from pe_bench.errors import RunError
-from pe_bench.system.terminal import CONTROL
+from pe_bench.system.terminal import CONTROL_SIGNS
 
 # Bytes of files that are read whole. Files of pe-bench are hundreds of times smaller.
 MAX_BYTES = {".yaml": 2**16, ".json": 2**20, ".csv": 2**27}
@@ -36,7 +36,9 @@ def check_files(run: Path) -> None:
     for path in chain([str(run)], _paths_below(run)):
         with suppress(FileNotFoundError):  # another process may delete it meanwhile
             mode = os.lstat(path).st_mode
-            reason = "has control characters in its name" if CONTROL.search(os.path.basename(path)) else ""
+            reason = (
+                "has control characters in its name" if CONTROL_SIGNS.search(os.path.basename(path)) else ""
+            )
             if not (stat.S_ISDIR(mode) or stat.S_ISREG(mode)):
                 reason = "is a symbolic link" if stat.S_ISLNK(mode) else "is not a regular file"
             if reason:
@@ -126,7 +128,7 @@ def _check_plain(value: Any) -> None:
         for inner in (*value, *value.values()) if isinstance(value, dict) else value:
             _check_plain(inner)
     elif isinstance(value, str):
-        if CONTROL.search(value):
+        if CONTROL_SIGNS.search(value):
             raise ValueError(f"it has control characters: {value!a:.60}")
     elif not (value is None or isinstance(value, (bool, int, float))):
         raise ValueError(f"it holds a {type(value).__name__}, which is no plain value")

@@ -38,7 +38,7 @@ from pe_bench.runs.scores import Scores, has_whole_scores, save_scores, score_fi
 from pe_bench.scoring.protocols import Plan, batches, inputs, scores_of, targets
 from pe_bench.scoring.slices import keep_derived
 from pe_bench.system.files import remove_leftovers
-from pe_bench.system.machine import today
+from pe_bench.system.machine import utc_now
 from pe_bench.system.terminal import say
 
 VERSION = 1  # the version of the models: raise it when their scores change
@@ -289,4 +289,4 @@ def _row_of_no_model(row: Row, name: str, label: str) -> Row:
     row = replace(row, run=name, encoding=label, scored_with=label, forced=False, knows_length=False)
     row = replace(row, model="", setting="", status="ok", reason="", parameters=0, encoding_lr=1.0)
     row = replace(row, tokens_per_second=0.0, peak_memory_mb=None, train_dtype="", score_dtype="float32")
-    return replace(row, device="cpu", threads=1, date=today())
+    return replace(row, device="cpu", threads=1, date=utc_now())

@@ -31,7 +31,7 @@ from torch import Tensor
 
 from pe_bench.config.schema import Config, EvalConfig, Half
 from pe_bench.data.packed import Data, Split
-from pe_bench.data.prompt import KINDS
+from pe_bench.data.prompt import PROMPT_KINDS
 from pe_bench.errors import require
 from pe_bench.model.decoder import LanguageModel
 from pe_bench.runs.rows import PROBE
@@ -66,8 +66,8 @@ class Probe:
     prompts: str | None = None  # the kind of prompts of a Hugging Face model, in place of needles
 
     def __post_init__(self) -> None:
-        is_known = self.prompts is None or self.prompts in KINDS
-        require(is_known, unknown(str(self.prompts), "--task", KINDS))
+        is_known = self.prompts is None or self.prompts in PROMPT_KINDS
+        require(is_known, unknown(str(self.prompts), "--task", PROMPT_KINDS))
 
     def resolved_lengths(self, train_length: int) -> list[int]:
         """Return the lengths to probe: the given lengths, or `DEFAULT_TIMES` the training length."""

@@ -19,7 +19,7 @@ from pe_bench.scoring.protocols import Plan, scores_of
 from pe_bench.scoring.scorer import Scored, Scorer, ScoreWatcher
 from pe_bench.scoring.slices import keep_derived
 from pe_bench.system.cost import Pace, expect
-from pe_bench.system.machine import cores_of, device_name, git_commit, today
+from pe_bench.system.machine import cores_of, device_name, git_commit, utc_now
 from pe_bench.system.terminal import Bars, say
 from pe_bench.system.version import own_version
 
@@ -243,7 +243,7 @@ def _empty_row(job: Job, plan: Plan) -> Row:
 def _environment_columns(job: Job) -> dict[str, Any]:
     """Return the columns of a row on the device, the versions and the date of its scoring."""
     versions = {"torch": torch.__version__, "pe_bench": own_version(), "git": git_commit()}
-    return {"device": device_name(job.device), "date": today(), **versions}
+    return {"device": device_name(job.device), "date": utc_now(), **versions}
 
 
 def _model_values(job: Job) -> dict[str, Any]:

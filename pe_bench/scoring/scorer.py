@@ -25,7 +25,7 @@ from pe_bench.model.decoder import LanguageModel, derive_seed
 from pe_bench.runs.rows import POSITIONS, PROBE
 from pe_bench.scoring.needles import fed_tokens, order_of_texts, score_needles
 from pe_bench.scoring.protocols import Plan, Window, batches, inputs, targets, with_donors
-from pe_bench.system.machine import PeakMemory, is_out_of_memory, share_cores
+from pe_bench.system.machine import PeakMemory, adapt_threads, is_out_of_memory
 from pe_bench.system.signals import INTERRUPTIONS
 
 # If at most this share of a window's tokens is scored, the last layer computes only the queries of these.
@@ -187,7 +187,7 @@ class Scorer:
         with torch.no_grad(), flush_denormals(), torch.autocast(device, dtype, enabled=is_coarse):
             for batch in batches(plan.windows, self.evaluation.batch_tokens):
                 self.watch(plan, done / len(plan.windows))
-                share_cores()
+                adapt_threads()
                 generator = torch.Generator().manual_seed(seed)
                 if plan.protocol == PROBE:
                     parts.append(score_needles(self.model, self.split, batch, generator))

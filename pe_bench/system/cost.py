@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 
 from pe_bench.system.terminal import say
 
-FIRST_SECONDS = 3.0  # the seconds of work after which its pace is known
-WORTH_SAYING = 20.0  # seconds: shorter work needs no estimate
+PACE_SECONDS = 3.0  # the seconds of work after which its pace is known
+MIN_PRINTED_SECONDS = 20.0  # seconds: shorter work needs no estimate
 
 # Called with the seconds of a piece of work and the number of its cores, 0 for a GPU. A listener can be
 # pickled, because a process for a part of the work gets a copy.
@@ -23,13 +23,13 @@ _listener: ContextVar[Listener | None] = ContextVar("listener", default=None)
 
 
 def cost_text(what: str, seconds: float, cores: int) -> str:
-    """Return the sentence of every command: `6 runs, about 14 min on 2 cores`."""
+    """Describe the cost of `what`: `6 runs, about 14 min on 2 cores`. cores: 0 for a GPU."""
     where = f"{cores} core{'' if cores == 1 else 's'}" if cores else "the GPU"
     return f"{what}, about {_rough_time(seconds)} on {where}"
 
 
 def _rough_time(seconds: float) -> str:
-    """Write a time with the precision of an estimate: `40 s`, `14 min`, `2 h 10 min`."""
+    """Write a time, rounded to 10 s, 1 min or, from 90 min on, 10 min: `40 s`, `14 min`, `2 h 10 min`."""
     if seconds < 90:
         return f"{math.ceil(seconds / 10) * 10} s"
     minutes = round(seconds / 60)
@@ -40,13 +40,13 @@ def _rough_time(seconds: float) -> str:
 
 
 def count(number: int, noun: str) -> str:
-    """Return `1 run` or `6 runs`."""
+    """Return a number with a noun, in plural unless it is 1: `1 run`, `6 runs`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 @dataclass
 class Cost:
-    """The cost of a command with several pieces of work, such as runs."""
+    """The cost of a command with several pieces of work, such as runs, which is printed once."""
 
     text: Callable[[int], str]  # returns the text for a number of pieces, such as `6 runs`
     pieces: int = 1
@@ -54,19 +54,23 @@ class Cost:
     is_said: bool = False
 
     def expect(self, seconds: float, cores: int) -> None:
-        """Print the cost of the pieces that are left, once. seconds: the time of one piece."""
+        """Print the cost of the pieces that are left, at the first call, if it is worth it.
+
+        seconds: the time of one piece. cores: 0 for a GPU.
+        """
         left = max(1, self.pieces - self.ended)
         total = seconds * left
-        if not self.is_said and total >= WORTH_SAYING:
+        if not self.is_said and total >= MIN_PRINTED_SECONDS:
             say(cost_text(self.text(left), total, cores))
         self.is_said = True
 
 
 @contextmanager
 def print_cost_once(text: Callable[[int], str], pieces: int = 1) -> Iterator[Cost]:
-    """Print the cost of the work within the context once. Of nested contexts, only the outermost prints.
+    """Within the context, print the cost of the work at the first call of `expect`.
 
-    text: returns a number of pieces as text, such as `6 runs`.
+    text: returns a number of pieces as text, such as `6 runs`. Yields the `Cost`, whose user counts the
+    `ended` pieces. Of nested contexts, only the outermost prints.
     """
     cost = Cost(text, pieces)
     if _listener.get() is not None:
@@ -76,15 +80,15 @@ def print_cost_once(text: Callable[[int], str], pieces: int = 1) -> Iterator[Cos
         yield cost
 
 
-def listener() -> Listener | None:
-    """Return the present listener to the expected cost, for a process that does a part of the work."""
+def current_listener() -> Listener | None:
+    """Return the present listener to expected costs, to pass to a process that does a part of the work."""
     return _listener.get()
 
 
 @contextmanager
-def report_cost_to(hears: Listener | None) -> Iterator[None]:
-    """Within the context, `expect` reports the expected cost to the listener `hears`."""
-    token = _listener.set(hears)
+def report_cost_to(listener: Listener | None) -> Iterator[None]:
+    """Within the context, `expect` reports the expected cost to the listener `listener`."""
+    token = _listener.set(listener)
     try:
         yield
     finally:
@@ -93,14 +97,17 @@ def report_cost_to(hears: Listener | None) -> Iterator[None]:
 
 def expect(seconds: float, cores: int) -> None:
     """Report the expected seconds of the present piece of work, and its cores, to the listener."""
-    hears = _listener.get()
-    if hears is not None:
-        hears(seconds, cores)
+    listener = _listener.get()
+    if listener is not None:
+        listener(seconds, cores)
 
 
 @dataclass
 class Pace:
-    """Measures the seconds for a unit of work. Work before the first call is not counted: it warms up."""
+    """The seconds that a unit of work takes, measured once, after `PACE_SECONDS` of work.
+
+    Work before the first call is not counted: it warms up.
+    """
 
     is_known: bool = False
     _began: tuple[float, float] | None = field(default=None, repr=False)
@@ -115,7 +122,7 @@ class Pace:
             self._began = done, now
             return None
         units, seconds = done - self._began[0], now - self._began[1]
-        if self.is_known or units <= 0 or seconds < FIRST_SECONDS:
+        if self.is_known or units <= 0 or seconds < PACE_SECONDS:
             return None
         self.is_known = True
         return seconds / units

@@ -21,10 +21,10 @@ import platformdirs
 from pe_bench.errors import RunError, require
 from pe_bench.system.terminal import say
 
-TEMPORARY = ".partial-"
+TEMPORARY_PREFIX = ".partial-"
 META = "meta.json"
-CHECKSUM = "checksum"  # a key of meta.json: of its other values
-WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # errors of some network file systems
+CHECKSUM_KEY = "checksum"  # a key of meta.json: of its other values
+NO_LOCKS_ERRNOS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # errors of some network file systems
 _compared: set[tuple[Any, ...]] = set()  # files of the cache that this process has checked
 
 
@@ -35,7 +35,7 @@ class Lock(filelock.FileLock):
         try:
             return super().acquire(*arguments, **options)
         except (OSError, NotImplementedError) as error:
-            if isinstance(error, OSError) and error.errno not in WITHOUT_LOCKS:
+            if isinstance(error, OSError) and error.errno not in NO_LOCKS_ERRNOS:
                 raise
             folder = Path(self.lock_file).absolute().parent
             cause = getattr(error, "strerror", None) or error
@@ -44,8 +44,11 @@ class Lock(filelock.FileLock):
 
 
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
-    """Call `write` with a temporary path next to `path`, flush the file to the disk, and rename it."""
-    temporary = path.with_name(f"{TEMPORARY}{secrets.token_hex(4)}-{path.name}")
+    """Call `write` with a temporary path next to `path`, flush the file to the disk, and rename it to `path`.
+
+    Raises `RunError` for a file that cannot be written.
+    """
+    temporary = path.with_name(f"{TEMPORARY_PREFIX}{secrets.token_hex(4)}-{path.name}")
     try:
         with name_write_errors(path):
             write(temporary)
@@ -74,7 +77,7 @@ def write_text(path: Path, text: str) -> None:
 def replace_folder(target: Path) -> Iterator[Path]:
     """Yield a new folder next to `target` to fill; it replaces `target` at the end without an error."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = target.with_name(f"{TEMPORARY}{secrets.token_hex(4)}-{target.name}")
+    temporary = target.with_name(f"{TEMPORARY_PREFIX}{secrets.token_hex(4)}-{target.name}")
     try:
         with name_write_errors(target):
             temporary.mkdir()
@@ -92,8 +95,11 @@ def write_json(path: Path, values: Any) -> None:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Delete a killed process's temporary files and folders at any depth; only the owner may call this."""
-    for leftover in sorted(folder.rglob(f"{TEMPORARY}*")):
+    """Delete the temporary files and folders that a killed process left in a folder, at any depth.
+
+    Only the process that holds the folder's lock may call this.
+    """
+    for leftover in sorted(folder.rglob(f"{TEMPORARY_PREFIX}*")):
         if leftover.is_dir():
             shutil.rmtree(leftover)
         else:
@@ -128,27 +134,27 @@ def cache_root(cache_dir: str | None) -> Path:
     return Path(expanded)
 
 
-def key_of(*parts: Any) -> str:
-    """Return the name of a cache entry: a hash of all values that decide its content."""
+def cache_key(*parts: Any) -> str:
+    """Return the name of a cache entry: a hash of `parts`, all values that decide its content."""
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
 
 
 def cached_folder(
     root: Path, key: str, build: Callable[[Path], dict[str, Any]]
 ) -> tuple[Path, dict[str, Any]]:
-    """Return the folder `root/key` with its meta, and build it first if needed.
+    """Return the folder `root/key` and the values of its meta.json, and build it first if needed.
 
-    build: fills a folder and returns its meta. A killed build leaves a temporary folder, which the next build
-    removes; an entry with a missing or changed file is built again, with a warning. Raises `RunError` for a
-    cache that cannot be written.
+    build: fills a folder and returns values for meta.json. A killed build leaves a temporary folder, which
+    the next build removes; an entry with a missing or changed file is built again, with a warning. Raises
+    `RunError` for a cache that cannot be written.
     """
     entry = root / key
-    if meta := _meta_of_whole(entry):
+    if meta := _meta_if_undamaged(entry):
         return entry, meta
     try:
         root.mkdir(parents=True, exist_ok=True)
         with Lock(root / f"{key}.lock"):
-            if meta := _meta_of_whole(entry):  # another process has built it while we waited
+            if meta := _meta_if_undamaged(entry):  # another process has built it while we waited
                 return entry, meta
             if entry.exists():
                 say(f"warning: {entry} is damaged and is built again")
@@ -162,7 +168,7 @@ def cached_folder(
 def cached_digest(path: Path, root: Path) -> str:
     """Return the sha256 of a file, kept in the cache by the file's path, size and times."""
     about = path.stat()
-    key = key_of(str(path.resolve()), about.st_size, about.st_mtime_ns, about.st_ctime_ns)
+    key = cache_key(str(path.resolve()), about.st_size, about.st_mtime_ns, about.st_ctime_ns)
     kept = root / "digests" / key
     with suppress(OSError):
         return kept.read_text(encoding="utf-8")
@@ -178,8 +184,11 @@ def _file_digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _meta_of_whole(entry: Path) -> dict[str, Any] | None:
-    """Return the meta of an entry, or None if a file is missing or changed; a process reads a file once."""
+def _meta_if_undamaged(entry: Path) -> dict[str, Any] | None:
+    """Return the values of an entry's meta.json; None if a file of the entry is missing or changed.
+
+    A process reads each file once.
+    """
     try:
         meta = json.loads((entry / META).read_text(encoding="utf-8"))
         for name, digest in meta["files"].items():
@@ -188,13 +197,13 @@ def _meta_of_whole(entry: Path) -> dict[str, Any] | None:
             if version not in _compared and _file_digest(entry / name) != digest:
                 return None
             _compared.add(version)
-        return meta if meta.pop(CHECKSUM) == key_of(meta) else None
+        return meta if meta.pop(CHECKSUM_KEY) == cache_key(meta) else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
 
 def _build_entry(entry: Path, build: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
-    prefix = f"{TEMPORARY}{entry.name}-"
+    prefix = f"{TEMPORARY_PREFIX}{entry.name}-"
     for stale in entry.parent.glob(f"{prefix}*"):  # we hold the lock, so nobody is building it
         shutil.rmtree(stale)
     temporary = entry.with_name(prefix + secrets.token_hex(4))
@@ -202,7 +211,7 @@ def _build_entry(entry: Path, build: Callable[[Path], dict[str, Any]]) -> dict[s
         temporary.mkdir()
         meta = build(temporary)
         meta["files"] = {path.name: _file_digest(path) for path in sorted(temporary.iterdir())}
-        write_text(temporary / META, json.dumps({**meta, CHECKSUM: key_of(meta)}))
+        write_text(temporary / META, json.dumps({**meta, CHECKSUM_KEY: cache_key(meta)}))
         for path in temporary.iterdir():
             flush_to_disk(path)
         shutil.rmtree(entry, ignore_errors=True)  # damaged, or it would have been used

@@ -31,16 +31,19 @@ from pe_bench.errors import RunError, first_line, require
 from pe_bench.system.signals import local_rank, world_size
 from pe_bench.system.version import CHECKOUT, own_version
 
-CPUINFO = Path("/proc/cpuinfo")
+PROC_CPUINFO = Path("/proc/cpuinfo")
 CONTAINER_QUOTA = Path("/sys/fs/cgroup/cpu.max")  # microseconds of processor time, and their period
-STAT = Path("/proc/stat")
-INTERVAL = 0.5  # the least seconds between two measurements of the other processes
+PROC_STAT = Path("/proc/stat")
+MEASURE_INTERVAL_SECONDS = 0.5  # the least seconds between two measurements of the other processes
 # Of a core's counts in /proc/stat: user, nice, system, irq, softirq and steal, but not idle and iowait.
-BUSY = (0, 1, 2, 5, 6, 7)
+BUSY_COLUMNS = (0, 1, 2, 5, 6, 7)
 
 
 def resolve_device(name: str) -> torch.device:
-    """Return the device of a name; of several processes of a run, each gets a GPU of its own."""
+    """Return the device for `device=NAME`: auto, cpu, cuda or cuda:N. Raises `UserError` for others.
+
+    Each of several processes of a run gets a GPU of its own.
+    """
     match = re.fullmatch(r"auto|cpu|cuda(?::(\d+))?", name)
     gpus = torch.cuda.device_count()
     require(match is not None, f"device must be auto, cpu, cuda or cuda:N, not {name!r}")
@@ -79,18 +82,21 @@ def available_cores(quota: Path = CONTAINER_QUOTA) -> int:
 # Threads
 
 
-# The most threads, and the last result of `measure_others`; None for a fixed number of threads.
+# The most threads, and the last result of `measure_other_processes`; None for a fixed number of threads.
 _shared: tuple[int, float, float] | None = None
 
 
 def set_threads(threads: str | int) -> int:
-    """Set the number of threads, or with `auto` adapt it to free cores; return the largest number."""
+    """Set the number of PyTorch's threads, and return it.
+
+    With `auto` it is the number of available cores, and the most that `adapt_threads` will set.
+    """
     global _shared
     limit = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
     cores = min(available_cores(), int(limit)) if limit.isdecimal() else available_cores()
     count = threads if isinstance(threads, int) else max(1, cores)
     torch.set_num_threads(count)
-    _shared = (count, *measure_others()) if threads == "auto" and count > 1 else None
+    _shared = (count, *measure_other_processes()) if threads == "auto" and count > 1 else None
     return count
 
 
@@ -106,18 +112,21 @@ def one_thread() -> Iterator[None]:
 
 
 def cores_of(device: torch.device, threads: int) -> int:
-    """Return the number of cores that compute; 0 for a GPU."""
+    """Return the number of cores for estimates of cost: the threads on a CPU, 0 on a GPU."""
     return threads if device.type == "cpu" else 0
 
 
-def share_cores() -> None:
-    """Adapt the number of threads to the other processes, if it is `auto`; cheap enough for every step."""
+def adapt_threads() -> None:
+    """With `threads=auto`, set as many threads as there are cores that other processes leave free.
+
+    It is cheap enough for every step.
+    """
     global _shared
     if _shared is None:
         return
     most, time_before, busy_before = _shared
-    if time.monotonic() - time_before >= INTERVAL:
-        now, busy = measure_others()
+    if time.monotonic() - time_before >= MEASURE_INTERVAL_SECONDS:
+        now, busy = measure_other_processes()
         # At least one, and as many as other processes left free since the last look.
         busy_elsewhere = (busy - busy_before) / (now - time_before)
         free = round(len(_core_names()) - busy_elsewhere)
@@ -125,17 +134,18 @@ def share_cores() -> None:
         _shared = most, now, busy
 
 
-def measure_others(stat: Path = STAT) -> tuple[float, float]:
-    """Return the time, and the seconds of other processes on the cores of this process: 0 if unknown.
+def measure_other_processes(stat: Path = PROC_STAT) -> tuple[float, float]:
+    """Return the seconds of a clock, and the processor seconds of other processes on this process's cores.
 
-    Only differences between two results have a meaning.
+    Only differences between two results have a meaning. The second number is 0 if unknown. stat: the file
+    with the counts of each core.
     """
     busy = process = time.process_time()
     with suppress(OSError, ValueError, IndexError):
         ticks = 0
         for name, *counts in (line.split() for line in stat.read_text(encoding="ascii").splitlines()):
             if name in _core_names():
-                ticks += sum(int(counts[index]) for index in BUSY)
+                ticks += sum(int(counts[index]) for index in BUSY_COLUMNS)
         busy = ticks / os.sysconf("SC_CLK_TCK")
     return time.monotonic(), busy - process
 
@@ -151,8 +161,8 @@ def _core_names() -> set[str]:
 _CLEAR_HIGHEST, _STATUS = Path("/proc/self/clear_refs"), Path("/proc/self/status")
 GLIBC = ctypes.CDLL("libc.so.6") if platform.libc_ver()[0] == "glibc" else None
 TRIM_THRESHOLD, MMAP_MAX = -1, -4  # constants of malloc.h
-LESS_TO_TRAIN = "train.micro_batches=2, a smaller train.batch_tokens, or a smaller model"
-LESS_TO_SCORE = "--precision bfloat16, or shorter --lengths"
+LESS_MEMORY_IN_TRAINING = "train.micro_batches=2, a smaller train.batch_tokens, or a smaller model"
+LESS_MEMORY_IN_SCORING = "--precision bfloat16, or shorter --lengths"
 
 
 def keep_freed_memory() -> None:
@@ -170,7 +180,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 @contextmanager
-def explain_out_of_memory(ways: str = LESS_TO_TRAIN) -> Iterator[None]:
+def explain_out_of_memory(ways: str = LESS_MEMORY_IN_TRAINING) -> Iterator[None]:
     """Turn a lack of memory within the context into a `RunError`. ways: advice, such as shorter lengths."""
     try:
         yield
@@ -214,7 +224,7 @@ class PeakMemory:
 
 
 def environment(device: torch.device, threads: int) -> dict[str, str | int]:
-    """Return the content of a run's environment.json."""
+    """Return the content of a run's environment.json: versions, processor, device, threads and the date."""
     processor = processor_facts().get("model name") or platform.processor() or platform.machine()
     return {
         "pe_bench": own_version(),
@@ -227,13 +237,13 @@ def environment(device: torch.device, threads: int) -> dict[str, str | int]:
         "device": device_name(device),
         "cores": available_cores(),
         "threads": threads,
-        "date": today(),
+        "date": utc_now(),
     }
 
 
 def processor_facts() -> dict[str, str]:
     """Return Linux's facts of the first processor, such as `model name` and `flags`; empty elsewhere."""
-    lines = CPUINFO.read_text(errors="replace").splitlines() if CPUINFO.exists() else []
+    lines = PROC_CPUINFO.read_text(errors="replace").splitlines() if PROC_CPUINFO.exists() else []
     facts: dict[str, str] = {}
     for name, _, value in (line.partition(":") for line in lines):
         facts.setdefault(name.strip(), value.strip())
@@ -241,7 +251,7 @@ def processor_facts() -> dict[str, str]:
 
 
 def vector_instructions() -> str:
-    """Return the widest instructions for matrix products: AMX, else PyTorch's word, such as AVX512."""
+    """Return the name of the processor's widest instructions for matrix products: AMX, AVX512, AVX2, ..."""
     if "amx_tile" in processor_facts().get("flags", "").split():
         return "AMX"
     return torch.backends.cpu.get_cpu_capability()
@@ -261,14 +271,14 @@ def device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
 
 
-def today() -> str:
+def utc_now() -> str:
     """Return the present time in UTC as ISO 8601, to the second."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 @cache
 def git_commit() -> str:
-    """Return the commit of a checkout of pe-bench, with `+` after changes; empty when installed."""
+    """Return the commit of a checkout of pe-bench, with `+` for uncommitted changes; empty when installed."""
     command = ["git", "-C", str(CHECKOUT), "describe", "--always", "--dirty=+", "--abbrev=12", "--exclude=*"]
     if (CHECKOUT / ".git").exists():
         with suppress(OSError, subprocess.SubprocessError):

@@ -23,15 +23,15 @@ FROM_TERMINAL = (signal.SIGINT, signal.SIGHUP)
 # Slurm sends the signal of `sbatch --signal`, and submitit asks for SIGUSR2.
 FROM_OTHERS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 STOP_SIGNALS = (*FROM_TERMINAL, *FROM_OTHERS)
-EXIT_CODE = 130
+INTERRUPTED_EXIT_CODE = 130
 # One request may come in several ways at once: from the terminal, a scheduler, and a waiting process.
 DEBOUNCE_SECONDS = 0.5
 # Imported once for all children.
-PRELOADED = ("pe_bench.commands.train", "torch.distributed")
+PRELOADED_MODULES = ("pe_bench.commands.train", "torch.distributed")
 
 
 class Stopped(BaseException):
-    """Raised to end a command after a request; its text says what is saved.
+    """The end of a command at a user's or scheduler's request; the text says what is saved.
 
     It is no `KeyboardInterrupt`, because Typer drops the text of that.
     """
@@ -72,7 +72,7 @@ def stop_on_signal(numbers: tuple[int, ...] = STOP_SIGNALS) -> Iterator[None]:
     global _request
     outer, _request = _request, StopRequest()
     try:
-        with handled(numbers, _request):
+        with handling_signals(numbers, _request):
             yield
     finally:
         _request = outer
@@ -110,14 +110,20 @@ def finish_step_on_signal() -> Iterator[Callable[[], bool]]:
 
 
 def write_line(message: str) -> None:
-    """Write a line from a signal handler, without `print`, which the signal may have interrupted."""
+    """Write a line on standard error from a signal handler.
+
+    `print` cannot be used, because the signal may have interrupted it.
+    """
     with suppress(OSError):  # Ctrl-C ends the reader of a pipe too
         if rank() == 0:
             os.write(2, f"\n{message}\n".encode())
 
 
 def detach_lost_terminal(number: int) -> None:
-    """Drop output after SIGHUP: writing to a lost terminal would be an error before the run is saved."""
+    """Drop output to a terminal if `number` is SIGHUP, the signal of a lost terminal.
+
+    Writing would be an error before the run is saved.
+    """
     if number == signal.SIGHUP:
         nowhere = os.open(os.devnull, os.O_RDWR)
         for standard in (0, 1, 2):
@@ -126,17 +132,19 @@ def detach_lost_terminal(number: int) -> None:
         os.close(nowhere)
 
 
-def ask_to_end() -> None:
-    """Send SIGTERM to this process, unless a signal has come before; any thread may call this."""
+def send_sigterm_to_self() -> None:
+    """Ask this process to end, by SIGTERM, unless a signal has come before; any thread may call this."""
     if not _request.once:
         os.kill(os.getpid(), signal.SIGTERM)
 
 
 @contextmanager
-def handled(
+def handling_signals(
     numbers: tuple[int, ...], handler: Callable[[int, FrameType | None], Any] | signal.Handlers
 ) -> Iterator[None]:
-    """Install a handler of signals within the context; outside the main thread, Python allows none.
+    """Within the context, handle the signals `numbers` by `handler`.
+
+    Outside the main thread nothing is changed, because Python allows no handler there.
 
     SIGHUP stays ignored in a process that `nohup` started.
     """
@@ -160,14 +168,14 @@ def child_context() -> Any:
     if multiprocessing.get_start_method() not in multiprocessing.get_all_start_methods():
         # Joblib's workers have a start method of their own by default, which a child would not know.
         multiprocessing.set_start_method("forkserver", force=True)
-    multiprocessing.set_forkserver_preload([*PRELOADED])
+    multiprocessing.set_forkserver_preload([*PRELOADED_MODULES])
     # The forkserver ignores a signal that is sent to all processes: its children handle it.
-    with handled(STOP_SIGNALS, signal.SIG_IGN):
+    with handling_signals(STOP_SIGNALS, signal.SIG_IGN):
         forkserver.ensure_running()
     return multiprocessing.get_context("forkserver")
 
 
-def own_variables() -> dict[str, str]:
+def pe_bench_variables() -> dict[str, str]:
     """Return the present `PE_BENCH_*` variables, to hand to a child process.
 
     The fork server otherwise gives each child the values it had when the first child started.
@@ -175,8 +183,11 @@ def own_variables() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name.startswith("PE_BENCH_")}
 
 
-def end_workers() -> None:
-    """Kill the workers of a launcher, which would outlive this process; pe-bench's own children go on."""
+def kill_launcher_workers() -> None:
+    """Kill the worker processes of a launcher such as joblib's, which would outlive this process.
+
+    pe-bench's own child processes go on.
+    """
     own_process_class: Any = multiprocessing.get_context("forkserver").Process
     for child in multiprocessing.active_children():
         if not isinstance(child, own_process_class) and child.pid is not None:
@@ -192,7 +203,7 @@ def world_size() -> int:
 
 
 def local_world_size() -> int:
-    """Return the number of these processes on this machine."""
+    """Return the number of processes on this machine that train one run."""
     return int(os.environ.get("LOCAL_WORLD_SIZE", 1)) if world_size() > 1 else 1
 
 
@@ -202,5 +213,5 @@ def rank() -> int:
 
 
 def local_rank() -> int:
-    """Return this process's number among these processes on this machine."""
+    """Return this process's number among the processes on this machine that train one run."""
     return int(os.environ.get("LOCAL_RANK", 0)) if world_size() > 1 else 0

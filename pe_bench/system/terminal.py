@@ -1,7 +1,7 @@
 """Lines and progress on a terminal, and escapes for text from outside.
 
 `one_line` is for terminals, pages and pictures, which escape markup themselves. Texts of a table are put on
-one line first (`in_one_line`); then each kind of document escapes its own markup.
+one line first (`one_line_texts`); then each kind of document escapes its own markup.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ from typing import IO, Any, Protocol
 
 from pe_bench.system.signals import rank
 
-FORMULA = ("=", "+", "-", "@")  # first characters of a spreadsheet's formula
+FORMULA_SIGNS = ("=", "+", "-", "@")  # first characters of a spreadsheet's formula
 LATEX_SIGNS = {
     "->": r"$\rightarrow$",
     "\\": r"\textbackslash{}",
@@ -56,22 +56,25 @@ def one_line(text: str) -> str:
 
 
 def csv_cell(value: Any) -> Any:
-    """Return a cell that is no formula to a spreadsheet; None and NaN are empty."""
+    """Return a value for a CSV file: texts on one line that no spreadsheet reads as formulas.
+
+    None and NaN become empty; other values stay.
+    """
     if isinstance(value, str):
         text = one_line(value)
-        return f"'{text}" if text.startswith(FORMULA) else text
+        return f"'{text}" if text.startswith(FORMULA_SIGNS) else text
     is_nan = isinstance(value, float) and math.isnan(value)
     return "" if value is None or is_nan else value
 
 
 def markdown(text: str) -> str:
-    """Return text without Markdown marks and HTML tags: they are escaped."""
+    """Return text on one line with Markdown's marks and HTML's tags escaped."""
     text = one_line(text).replace("&", "&amp;").replace("<", "&lt;")
     return _MARKDOWN_SIGN.sub(r"\\\g<0>", text)
 
 
 def escape_latex(text: str) -> str:
-    r"""Escape text for LaTeX.
+    r"""Return text on one line, escaped for LaTeX.
 
     A leading `[` or `*` is escaped too: else it is read as an argument of the `\\` before it.
     """
@@ -79,30 +82,32 @@ def escape_latex(text: str) -> str:
     return "{}" + escaped if escaped.startswith(("[", "*")) else escaped
 
 
-def in_one_line(value: Any) -> Any:
-    """Return a value with each text in it on one line, also texts inside dataclasses, lists and dicts."""
+def one_line_texts(value: Any) -> Any:
+    """Apply `one_line` to a value, or to all texts inside a value of dataclasses, tuples, lists and dicts."""
     if isinstance(value, str):
         return one_line(value)
     if isinstance(value, (tuple, list)):
-        items = [in_one_line(inner) for inner in value]
+        items = [one_line_texts(inner) for inner in value]
         if all(new is old for new, old in zip(items, value, strict=True)):
             return value
         return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
     if isinstance(value, dict):
-        return {in_one_line(key): in_one_line(inner) for key, inner in value.items()}
+        return {one_line_texts(key): one_line_texts(inner) for key, inner in value.items()}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-        changed = {name: new for name, old in fields.items() if (new := in_one_line(old)) is not old}
+        changed = {name: new for name, old in fields.items() if (new := one_line_texts(old)) is not old}
         return dataclasses.replace(value, **changed) if changed else value
     return value
 
 
 # Characters that move a terminal's cursor, colour it, turn the direction of writing, or cannot be encoded.
-CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+CONTROL_SIGNS = re.compile(
+    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+)
 
 PIPED_WIDTH = 100  # columns of output to a file or another program
 # A command in a sentence: up to the end of the sentence or a semicolon.
-COMMAND = re.compile(r"pe-bench(?: [^\s;,`]+)+(?=[;`]|$)")
+COMMAND_TEXT = re.compile(r"pe-bench(?: [^\s;,`]+)+(?=[;`]|$)")
 NO_BREAK = "\u00a0"  # a blank at which no line is broken
 
 
@@ -118,7 +123,7 @@ def say(message: str) -> None:
 
 
 def width_of(stream: IO[str]) -> int:
-    """Return the columns in $COLUMNS, else of a stream's terminal, else `PIPED_WIDTH`."""
+    """Return the width of output in characters: $COLUMNS, else the terminal's, else `PIPED_WIDTH`."""
     with suppress(OSError, ValueError):
         # shutil's function asks standard output, which may go to a file.
         if (columns := os.environ.get("COLUMNS")) or stream.isatty():
@@ -139,7 +144,7 @@ def _wrap_line(line: str, width: int, hanging: int) -> str:
     if len(line) <= width:
         return line.rstrip()
     indent = " " * (len(line) - len(line.lstrip(" ")) + hanging)
-    unbroken = COMMAND.sub(lambda command: _unbreakable_if_short(command[0], width - len(indent)), line)
+    unbroken = COMMAND_TEXT.sub(lambda command: _unbreakable_if_short(command[0], width - len(indent)), line)
     filled = textwrap.fill(
         unbroken, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
     )
@@ -151,7 +156,7 @@ def _unbreakable_if_short(command: str, width: int) -> str:
 
 
 def write_out(text: str, file: IO[str] | None = None) -> None:
-    """Write to a stream, by default standard output, and flush it; only the first of a run's processes does.
+    """Write text to a stream, by default standard output, and flush it, in a run's first process alone.
 
     If the reader is gone, as in `pe-bench report | head -3`, the text is dropped without an error.
     """
@@ -170,7 +175,7 @@ def write_out(text: str, file: IO[str] | None = None) -> None:
 
 # Progress
 
-LINES_PER_RUN = 5  # the lines of progress that a run prints without a terminal to redraw
+PROGRESS_LINES_PER_RUN = 5  # the lines of progress that a run prints without a terminal to redraw
 BAR_CELLS = 10
 
 
@@ -178,7 +183,10 @@ class Bar(Protocol):
     """A display of progress."""
 
     def show(self, done: float, text: str, line: str | None = None) -> None:
-        """Show the progress. line: is printed if the display cannot be redrawn."""
+        """Show the amount `done`, with `text` beside it.
+
+        line: is printed if the display cannot be redrawn; None prints nothing.
+        """
         ...
 
 
@@ -204,7 +212,10 @@ class TerminalBar:
 
 @contextmanager
 def progress_bar(name: str, total: int) -> Iterator[TerminalBar]:
-    """Show a bar within the context, or lines if standard error is no terminal."""
+    """Within the context, show a bar on standard error, or lines if standard error is no terminal.
+
+    name: before the bar. total: the amount at which the work is done.
+    """
     from rich.console import Console
     from rich.progress import Progress
 
@@ -218,7 +229,7 @@ def progress_bar(name: str, total: int) -> Iterator[TerminalBar]:
 
 
 def bar_text(share: float) -> str:
-    """Draw a share from 0 to 1 in `BAR_CELLS` characters, which show without colours too."""
+    """Draw a share from 0 to 1 as a bar of `BAR_CELLS` characters, without colours."""
     full = round(min(1.0, share) * BAR_CELLS)
     return "━" * full + "·" * (BAR_CELLS - full)
 

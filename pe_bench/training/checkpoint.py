@@ -28,20 +28,20 @@ from torch import Tensor, nn
 
 from pe_bench.errors import RunError, UserError, require
 from pe_bench.runs.untrusted import open_regular, read_json, read_regular
-from pe_bench.system.files import TEMPORARY, flush_to_disk, name_write_errors, write_json, write_text
-from pe_bench.training.group import ALONE, Group
+from pe_bench.system.files import TEMPORARY_PREFIX, flush_to_disk, name_write_errors, write_json, write_text
+from pe_bench.training.group import SINGLE_PROCESS, Group
 from pe_bench.training.optimizer import Optimizer
 from pe_bench.training.sharding import distributed, gathered, is_sharded, own_part, own_rows
 
-FORMAT = 1
-KEPT = 2
+CHECKPOINT_FORMAT = 1
+KEPT_CHECKPOINTS = 2
 WEIGHTS, META = "weights.safetensors", "meta.json"
 MOMENTS = ("exp_avg", "exp_avg_sq", "momentum_buffer", "step")  # the state of optimizers for a parameter
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint; its meta.json has all fields but the path."""
+    """A snapshot of a training on disk; its meta.json has all fields but the path."""
 
     path: Path
     step: int
@@ -64,14 +64,14 @@ class Step:
 
 
 def save_checkpoint(
-    folder: Path, model: nn.Module, optimizer: Optimizer, state: Step, group: Group = ALONE
+    folder: Path, model: nn.Module, optimizer: Optimizer, state: Step, group: Group = SINGLE_PROCESS
 ) -> None:
-    """Write the checkpoint after a step into `folder`, and keep one earlier checkpoint.
+    """Write a checkpoint into `folder`, and delete all earlier ones but the newest.
 
-    With a sharded model, each process of the `group` calls this.
+    state: the facts of the step before. With a sharded model, each process of the `group` calls this.
     """
     target = folder / _checkpoint_name(state.step)
-    temporary_name = f"{TEMPORARY}{secrets.token_hex(4)}"
+    temporary_name = f"{TEMPORARY_PREFIX}{secrets.token_hex(4)}"
     temporary = folder / group.broadcast(temporary_name)
     number = group.rank + 1
     part = f"-{number:05}-of-{group.count:05}" if group.count > 1 else ""
@@ -94,7 +94,7 @@ def save_checkpoint(
             if group.is_first:
                 checksums = {path.name: _checksum(path) for path in sorted(temporary.iterdir(), reverse=True)}
                 facts = {
-                    "format": FORMAT,
+                    "format": CHECKPOINT_FORMAT,
                     "step": state.step,
                     "train_seconds": state.seconds,
                     "loss": state.loss,
@@ -102,7 +102,7 @@ def save_checkpoint(
                 write_json(temporary / META, {**facts, "checksums": checksums})
                 before = [path for path in _newest_first(folder) if path < target]
                 # Newer checkpoints, or one of this step, were damaged: the run continued from an older one.
-                for path in {*_newest_first(folder)} - {*before[: KEPT - 1]}:
+                for path in {*_newest_first(folder)} - {*before[: KEPT_CHECKPOINTS - 1]}:
                     shutil.rmtree(path)
                 os.replace(temporary, target)
                 flush_to_disk(folder)
@@ -122,7 +122,7 @@ def _copy_to_cpu(tensor: Tensor) -> Tensor:
 
 
 def latest_checkpoint(folder: Path) -> Checkpoint | None:
-    """Return the newest undamaged checkpoint. Raise `RunError` for another format."""
+    """Return the newest undamaged checkpoint in a folder, or None. Raise `RunError` for another format."""
     return next(filter(None, map(read_checkpoint, _newest_first(folder))), None)
 
 
@@ -147,8 +147,10 @@ def read_checkpoint(path: Path, files: Sequence[str] = ()) -> Checkpoint | None:
     """
     try:
         content = read_json(path / META)
-        if content["format"] != FORMAT:
-            raise RunError(f"{path} has another format than {FORMAT}: use the version that wrote it")
+        if content["format"] != CHECKPOINT_FORMAT:
+            raise RunError(
+                f"{path} has another format than {CHECKPOINT_FORMAT}: use the version that wrote it"
+            )
         checksums = dict(content["checksums"])
         facts = int(content["step"]), float(content["train_seconds"]), float(content["loss"])
         is_whole = all(
@@ -174,7 +176,9 @@ def _checksum(path: Path) -> str:
 
 
 def load_weights(checkpoint: Path, model: nn.Module, *, is_start: bool = False) -> None:
-    """Load the weights. Raise `UserError`, with the name of a tensor that does not fit the model.
+    """Load a checkpoint's weights into a model. Raise `UserError` for a tensor that does not fit the model.
+
+    checkpoint: its folder.
 
     is_start: the weights are of the parent run. They may lack parameters of the encoding, and norms of
     queries and keys; parameters of the parent's own encoding are left out.
@@ -183,8 +187,8 @@ def load_weights(checkpoint: Path, model: nn.Module, *, is_start: bool = False) 
         saved = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     here = model.state_dict()
     for name in sorted(saved.keys() | here.keys()):
-        theirs = _shape_in(saved, name)
-        ours = _shape_in(here, name)
+        theirs = _shape_or_missing(saved, name)
+        ours = _shape_or_missing(here, name)
         may_begin = name.startswith("encoding.") or name.endswith(("query_norm.weight", "key_norm.weight"))
         may_lack = is_start and may_begin and "missing" in (theirs, ours)
         misfit = f"{name} is {theirs} there and {ours} here"
@@ -200,7 +204,7 @@ def load_weights(checkpoint: Path, model: nn.Module, *, is_start: bool = False) 
         require(is_loaded, f"{message}: leave loading to nn.Module")
 
 
-def _shape_in(tensors: Mapping[str, Tensor], name: str) -> list[int] | str:
+def _shape_or_missing(tensors: Mapping[str, Tensor], name: str) -> list[int] | str:
     return list(tensors[name].shape) if name in tensors else "missing"
 
 
@@ -212,7 +216,9 @@ def _open_safetensors(path: Path) -> Any:
 
 
 def load_optimizer(checkpoint: Checkpoint, model: nn.Module, optimizer: Optimizer) -> None:
-    """Load the moments of every parameter, by name; parameters without moments had no gradient yet.
+    """Load the moments of every parameter into an optimizer, by the names of the model's parameters.
+
+    Parameters without moments had no gradient yet.
 
     Raise `UserError` for moments of another shape: the fused kernel would write past their end.
     """
@@ -238,7 +244,7 @@ def load_optimizer(checkpoint: Checkpoint, model: nn.Module, optimizer: Optimize
 
 
 def read_log(path: Path, last_step: int) -> list[Step]:
-    """Return the rows up to a step; a run that continues repeats later steps."""
+    """Return the rows of train.csv up to a step, [] without the file; later steps will be repeated."""
     if last_step == 0 or not path.exists():
         return []
     rows = []

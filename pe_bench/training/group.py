@@ -35,7 +35,7 @@ LOOPBACK = "127.0.0.1"
 END_SECONDS = 5.0
 BEAT_SECONDS = 1.0
 SILENT_SECONDS = 3.0  # a process without a beat for so long is lost
-WAY_OUT = "and the others ended: the same command continues from the last checkpoint"
+OTHERS_ENDED = "and the others ended: the same command continues from the last checkpoint"
 
 
 class LostProcessError(RunError):
@@ -54,7 +54,10 @@ class Group:
         self.device = device or torch.device("cpu")  # on which the processes exchange numbers
 
     def share(self, rows: Tensor) -> Tensor:
-        """Return this process's rows of a batch, in order; the first row if there are too few for all."""
+        """Return this process's part of the rows of a batch, split in order among all processes.
+
+        A process for which no row is left gets the first row.
+        """
         if self.count == 1:
             return rows
         if self.rank >= len(rows):
@@ -62,7 +65,7 @@ class Group:
         return rows.tensor_split(self.count)[self.rank]
 
     def sum(self, *values: float) -> list[float]:
-        """Return each value, added up over the processes."""
+        """Return the sum of each value over all processes."""
         if self.count == 1:
             return list(values)
         sums = torch.tensor(values, dtype=torch.float64, device=self.device)
@@ -70,7 +73,7 @@ class Group:
         return sums.tolist()
 
     def add_gradients(self, parameters: Iterable[Parameter]) -> None:
-        """Put the sum of all processes' gradients in place of each gradient."""
+        """Replace the gradient of each parameter by its sum over all processes."""
         if self.count == 1:
             return
         for parameter in parameters:
@@ -93,11 +96,11 @@ class Group:
         return texts[0]
 
 
-ALONE = Group()
+SINGLE_PROCESS = Group()
 
 
 def check_processes(config: Config, device: torch.device) -> None:
-    """Raise `UserError` for fewer GPUs than processes, or for sharding in a single process."""
+    """Raise `UserError` for too few GPUs for `train.processes`, or for sharding in a single process."""
     processes = config.train.processes
     sharding = config.train.sharding
     message = (
@@ -114,9 +117,12 @@ def check_processes(config: Config, device: torch.device) -> None:
 
 @contextmanager
 def join_processes(device: torch.device, timeout: int) -> Iterator[Group]:
-    """Join the processes of a run inside the context; `LostProcessError` names a lost process."""
+    """Within the context, communicate with the other processes of a run; yield this process's group.
+
+    timeout: seconds to wait for another process. Raises `LostProcessError`, which names a lost process.
+    """
     if world_size() == 1:
-        yield ALONE
+        yield SINGLE_PROCESS
         return
     if local_world_size() == world_size():  # all are on this machine, and listen on its loopback interface
         for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
@@ -136,20 +142,23 @@ def join_processes(device: torch.device, timeout: int) -> Iterator[Group]:
         lost = [] if is_ours else _lost_ranks(store)
         if not lost:
             raise
-        raise LostProcessError(f"rank {lost[0]} of {world_size()} processes is gone, {WAY_OUT}") from error
+        raise LostProcessError(
+            f"rank {lost[0]} of {world_size()} processes is gone, {OTHERS_ENDED}"
+        ) from error
     finally:
         over.set()
         dist.destroy_process_group()
 
 
 def _beat(store: Any, over: threading.Event) -> None:
-    """Count seconds in the shared store; the count of a lost process does not change."""
+    """Until `over` is set, count up this process's beats in the shared store: a lost process stops."""
     with suppress(RuntimeError):  # the store is gone, and the run with it
         while not over.wait(BEAT_SECONDS):
             store.add(f"beat {rank()}", 1)
 
 
 def _lost_ranks(store: Any) -> list[int]:
+    """Return the ranks of processes that neither beat within `SILENT_SECONDS` nor left by themselves."""
     try:
         before = _beat_counts(store)
         time.sleep(SILENT_SECONDS)
@@ -164,7 +173,7 @@ def _beat_counts(store: Any) -> list[int]:
 
 
 def start_processes(count: int, work: Callable[..., object], *arguments: Any) -> None:
-    """Run `work` in `count` processes of this machine, as torchrun would. If one fails, all end.
+    """Call `work(*arguments)` in `count` processes of this machine, as torchrun would. If one fails, all end.
 
     Raise a `RunError` that names the failed process, or its own `UserError`; raise `Stopped` if this process
     or the others were asked to end.
@@ -185,21 +194,24 @@ def start_processes(count: int, work: Callable[..., object], *arguments: Any) ->
     method = signals.child_context().get_start_method()
     store = _store_on_loopback()
     heard = tuple(each for each in signals.STOP_SIGNALS if signal.getsignal(each) is not signal.SIG_IGN)
-    with signals.handled(heard, stop):
-        each = (count, store.port, signals.own_variables(), work, arguments)
+    with signals.handling_signals(heard, stop):
+        each = (count, store.port, signals.pe_bench_variables(), work, arguments)
         started_group: Any = start_with_torch(_work_as_process, each, count, join=False, start_method=method)
         processes += started_group.processes
         try:
             while not started_group.join(grace_period=END_SECONDS):
                 pass
         except (ProcessExitedException, ProcessRaisedException) as error:
-            if requests or getattr(error, "exit_code", None) == signals.EXIT_CODE:
+            if requests or getattr(error, "exit_code", None) == signals.INTERRUPTED_EXIT_CODE:
                 raise signals.Stopped from error
             raise _exception_of_failure(error, count) from error
 
 
 def _store_on_loopback() -> Any:
-    """Return the store of the processes on the loopback interface; PyTorch's own store listens on all."""
+    """Return a store by which processes find each other, on the loopback interface alone.
+
+    PyTorch's own store listens on all interfaces.
+    """
     listening = socket.create_server((LOOPBACK, 0))
     port = listening.getsockname()[1]
     file = listening.detach()
@@ -228,7 +240,7 @@ def _work_as_process(
         # for Python's lock.
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(signals.EXIT_CODE)
+        os._exit(signals.INTERRUPTED_EXIT_CODE)
 
 
 def _end_with_starter() -> None:
@@ -239,16 +251,16 @@ def _end_with_starter() -> None:
     starter = multiprocessing.parent_process()
     assert starter is not None
     starter.join()
-    os._exit(signals.EXIT_CODE)
+    os._exit(signals.INTERRUPTED_EXIT_CODE)
 
 
 def _exception_of_failure(error: Any, count: int) -> RunError | UserError:
-    """Return an exception with the failed process and the reason, from PyTorch's exception."""
+    """Return our exception for PyTorch's `error` of a failed process, with the process and the reason."""
     who = f"rank {error.error_index} of {count} processes"
     kind = LostProcessError if error.error_index else RunError
     if isinstance(error, ProcessExitedException):
         if error.signal_name:
-            return LostProcessError(f"{who} died (killed by {error.signal_name}), {WAY_OUT}")
+            return LostProcessError(f"{who} died (killed by {error.signal_name}), {OTHERS_ENDED}")
         return kind(f"{who} ended with exit code {error.exit_code}")
     line = str(error).rstrip().splitlines()[-1]  # the last line of its traceback
     name, _, reason = line.partition(": ")

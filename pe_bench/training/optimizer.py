@@ -23,23 +23,23 @@ from torch.optim.adamw import adamw
 from pe_bench.config.schema import TrainConfig
 from pe_bench.model.accelerate import is_native
 from pe_bench.model.decoder import Decoder
-from pe_bench.native.layers import polynomials
+from pe_bench.native.layers import muon_polynomials
 from pe_bench.training.sharding import gathered, is_sharded, own_part, own_rows
 
-MOMENTUM = 0.95
+MUON_MOMENTUM = 0.95
 # The factors of the polynomial a x + b x^3 + c x^5 that brings singular values in (0, 1] near 1, and the
 # number of its applications (Jordan et al. 2024).
-COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-ITERATIONS = 5
-EPSILON = 1e-7  # the least norm that divides a matrix, as in PyTorch's Muon: smaller matrices are damped
+MUON_COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+MUON_ITERATIONS = 5
+MIN_NORM = 1e-7  # the least norm that divides a matrix, as in PyTorch's Muon: smaller matrices are damped
 # The root mean square of an update over the learning rate; about the same for AdamW, so both can share a rate
 # (Liu et al. 2025, arXiv:2502.16982, section 2.2).
-UPDATE_SIZE = 0.2
+MUON_UPDATE_RMS = 0.2
 
 
 @dataclass
 class ParameterGroup:
-    """Parameters with the settings of their steps."""
+    """Parameters with one learning rate, weight decay and kind of step, AdamW's or Muon's."""
 
     weight_decay: float = 0.0
     betas: tuple[float, float] | None = None  # the betas of AdamW; None for Muon
@@ -51,7 +51,7 @@ class ParameterGroup:
 class Optimizer:
     """AdamW and Muon for groups of parameters, with the state of each parameter.
 
-    Those of `torch.optim` import PyTorch's compiler, a third of the time until a run's first step.
+    The optimizers of `torch.optim` would import PyTorch's compiler: a third of the time until the first step.
     """
 
     def __init__(self, groups: Iterable[ParameterGroup], muon_dtype: torch.dtype | None = None) -> None:
@@ -60,7 +60,7 @@ class Optimizer:
         self.state: defaultdict[Parameter, dict[str, Any]] = defaultdict(dict)
 
     def set_rate(self, rate: float) -> None:
-        """Set the learning rate of the next step."""
+        """Set the learning rate of the next step; each group multiplies it by its `lr_multiple`."""
         for group in self.groups:
             group.lr = rate * group.lr_multiple
 
@@ -108,10 +108,11 @@ class Optimizer:
             updates = [update[own_rows(matrix)] for matrix, update in zip(matrices, moved, strict=True)]
             weights = [own_part(matrix) for matrix in matrices]
             torch._foreach_mul_(weights, 1 - group.lr * group.weight_decay)  # pyright: ignore[reportPrivateImportUsage]
-            size = UPDATE_SIZE * math.sqrt(max(shape))
+            size = MUON_UPDATE_RMS * math.sqrt(max(shape))
             torch._foreach_add_(weights, updates, alpha=-group.lr * size)  # pyright: ignore[reportPrivateImportUsage]
 
     def _orthogonalised(self, momenta: Sequence[Tensor]) -> Tensor:
+        """Return the orthogonalised momenta of matrices of one shape, [B, M, N]."""
         stacked = torch.stack([*momenta])
         if self.muon_dtype == torch.bfloat16:
             return orthogonalise_in_bfloat16(stacked).to(stacked.dtype)
@@ -128,14 +129,14 @@ class Optimizer:
                 state["momentum_buffer"] = torch.zeros_like(parameter.grad)
             gradients.append(own_part(parameter.grad))
             momenta.append(own_part(state["momentum_buffer"]))
-        torch._foreach_lerp_(momenta, gradients, 1 - MOMENTUM)  # pyright: ignore[reportPrivateImportUsage]
-        return torch._foreach_lerp(gradients, momenta, MOMENTUM)  # pyright: ignore[reportPrivateImportUsage]
+        torch._foreach_lerp_(momenta, gradients, 1 - MUON_MOMENTUM)  # pyright: ignore[reportPrivateImportUsage]
+        return torch._foreach_lerp(gradients, momenta, MUON_MOMENTUM)  # pyright: ignore[reportPrivateImportUsage]
 
 
 def orthogonalise(matrices: Tensor) -> Tensor:
     """Return matrices (B, M, N) with the same singular vectors, and with singular values near 1.
 
-    In a matrix with a norm above `EPSILON`, a singular value above 0.02 of the norm ends between 0.67 and
+    In a matrix with a norm above `MIN_NORM`, a singular value above 0.02 of the norm ends between 0.67 and
     1.15. The result for a smaller matrix is arbitrary, because squares of its numbers have lost their digits.
 
     An odd polynomial of a matrix X is P X, with P a polynomial of X Xᵀ, so all iterations work on the square
@@ -143,34 +144,34 @@ def orthogonalise(matrices: Tensor) -> Tensor:
     """
     if matrices.size(-2) > matrices.size(-1):
         return orthogonalise(matrices.mT).mT
-    linear, cubic, quintic = COEFFICIENTS
-    norms = torch.linalg.matrix_norm(matrices, keepdim=True).clamp_min(EPSILON)
+    linear, cubic, quintic = MUON_COEFFICIENTS
+    norms = torch.linalg.matrix_norm(matrices, keepdim=True).clamp_min(MIN_NORM)
     scaled = matrices / norms
     square = scaled @ scaled.mT
     if is_native(square):
-        return polynomials(square, COEFFICIENTS, ITERATIONS) @ scaled
+        return muon_polynomials(square, MUON_COEFFICIENTS, MUON_ITERATIONS) @ scaled
     identity = torch.eye(square.size(-1), dtype=square.dtype, device=square.device)
     total = identity
-    for iteration in range(ITERATIONS):
+    for iteration in range(MUON_ITERATIONS):
         factor = torch.baddbmm(square, square, square, beta=cubic, alpha=quintic) + linear * identity
         total = factor if iteration == 0 else factor @ total
-        if iteration < ITERATIONS - 1:
+        if iteration < MUON_ITERATIONS - 1:
             square = factor @ square @ factor
     return total @ scaled
 
 
 def orthogonalise_in_bfloat16(matrices: Tensor) -> Tensor:
-    """Do in bfloat16 what `orthogonalise` does, for matrices (B, M, N) of any type.
+    """Return the result of `orthogonalise`, computed in bfloat16, for matrices (B, M, N) of any type.
 
     Each iteration computes X Xᵀ anew, as the authors of Muon do: updating it from iteration to iteration, as
     in `orthogonalise`, would accumulate the errors of eight bits.
     """
     if matrices.size(-2) > matrices.size(-1):
         return orthogonalise_in_bfloat16(matrices.mT).mT
-    linear, cubic, quintic = COEFFICIENTS
-    norms = torch.linalg.matrix_norm(matrices, keepdim=True).clamp_min(EPSILON)
+    linear, cubic, quintic = MUON_COEFFICIENTS
+    norms = torch.linalg.matrix_norm(matrices, keepdim=True).clamp_min(MIN_NORM)
     moved = (matrices / norms).to(torch.bfloat16)
-    for _ in range(ITERATIONS):
+    for _ in range(MUON_ITERATIONS):
         square = moved @ moved.mT
         factor = torch.baddbmm(square, square, square, beta=cubic, alpha=quintic)
         moved = torch.baddbmm(moved, factor, moved, beta=linear)
@@ -180,10 +181,10 @@ def orthogonalise_in_bfloat16(matrices: Tensor) -> Tensor:
 def make_optimizer(model: Decoder, train: TrainConfig, muon_dtype: torch.dtype | None = None) -> Optimizer:
     """Return the optimizer of a model; Muon iterates in `muon_dtype`, or in the type of the parameters.
 
-    Only the decoder's matrices decay: no norm, embedding or parameter of an encoding. Parameters of an
-    encoding learn at `encoding_lr` times the rate, by default at the multiple that its class declares. With a
-    multiple of 0, or if `train.only` leaves them out, parameters get no gradient, which would count in
-    clipping.
+    Only the decoder's matrices decay: no norm, embedding or parameter of an encoding. The learning rate of an
+    encoding's parameters is multiplied by `encoding_lr`, by default by the number that its class declares.
+    Parameters that do not learn, because this number is 0 or `train.only` names another part, need no
+    gradient (`requires_grad` is false): their gradients would count in the norm that is clipped.
     """
     betas = (train.betas[0], train.betas[1])
     matrices = ParameterGroup(train.weight_decay, betas if train.optimizer == "adamw" else None)
@@ -208,7 +209,7 @@ def make_optimizer(model: Decoder, train: TrainConfig, muon_dtype: torch.dtype |
 
 
 def learning_rate(step: int, train: TrainConfig) -> float:
-    """Return the rate of a step: a linear warm-up, then a cosine down to `final_lr` times `lr`."""
+    """Return the learning rate of a step: linear warm-up to `lr`, then a cosine down to `final_lr` * `lr`."""
     if step < train.warmup_steps:
         return train.lr * (step + 1) / train.warmup_steps
     decay_steps = max(1, train.total_steps - 1 - train.warmup_steps)

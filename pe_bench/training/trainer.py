@@ -20,12 +20,12 @@ from pe_bench.errors import RunError
 from pe_bench.model.checks import user_code_errors
 from pe_bench.model.decoder import Decoder, derive_seed
 from pe_bench.runs.job import Job
-from pe_bench.system.machine import keep_freed_memory, multiplies_bfloat16, set_threads, share_cores
+from pe_bench.system.machine import adapt_threads, keep_freed_memory, multiplies_bfloat16, set_threads
 from pe_bench.system.signals import Stopped, finish_step_on_signal, local_world_size
-from pe_bench.system.terminal import LINES_PER_RUN, Bar, duration
+from pe_bench.system.terminal import PROGRESS_LINES_PER_RUN, Bar, duration
 from pe_bench.training import checkpoint
 from pe_bench.training.checkpoint import Checkpoint, Step
-from pe_bench.training.group import ALONE, Group
+from pe_bench.training.group import SINGLE_PROCESS, Group
 from pe_bench.training.optimizer import learning_rate, make_optimizer
 from pe_bench.training.sharding import average_replicated, is_sharded, own_part, shard
 
@@ -33,12 +33,12 @@ StepWatcher = Callable[[Step], None]
 NOTHING_TO_DO = "nothing to do"  # the first process's message to the others for a finished run
 
 
-def fit(job: Job, watch: StepWatcher, group: Group = ALONE) -> None:
+def fit(job: Job, watch: StepWatcher, group: Group = SINGLE_PROCESS) -> None:
     """Train the model of a job, and write the checkpoint of its last step.
 
     Training continues from the newest whole checkpoint of the run, and ends in the same weights as without a
-    stop. Every process of the `group` calls this, and the first writes. Raise `RunError` for a loss that is
-    not finite.
+    stop. watch: is called after each step. Every process of the `group` calls this, and the first writes.
+    Raise `RunError` for a loss that is not finite.
     """
     folder = job.folder / "checkpoints"
     model = job.model
@@ -67,14 +67,14 @@ def fit(job: Job, watch: StepWatcher, group: Group = ALONE) -> None:
         set_threads(job.threads)
 
 
-def _take_steps(trainer: "Trainer", begun: Checkpoint | None, run: Path, watch: StepWatcher) -> None:
-    """Take the steps after the checkpoint `begun`, and write checkpoints and train.csv.
+def _take_steps(trainer: "Trainer", newest: Checkpoint | None, run: Path, watch: StepWatcher) -> None:
+    """Take the steps after the newest checkpoint, and write checkpoints and train.csv.
 
-    A signal ends the training after the current step, which is saved.
+    watch: is called after each step. A signal ends the training after the current step, which is saved.
     """
     train = trainer.config.train
     group = trainer.group
-    first, seconds = (begun.step, begun.train_seconds) if begun else (0, 0.0)
+    first, seconds = (newest.step, newest.train_seconds) if newest else (0, 0.0)
     log = checkpoint.read_log(run / "train.csv", first)
 
     def is_due(step: int, every: int) -> bool:
@@ -82,7 +82,7 @@ def _take_steps(trainer: "Trainer", begun: Checkpoint | None, run: Path, watch: 
 
     with finish_step_on_signal() as is_asked:
         for number in range(first, train.total_steps):
-            share_cores()
+            adapt_threads()
             state = trainer.step(number, seconds)
             step, seconds = state.step, state.seconds
             if is_validated := is_due(step, train.validate_every):
@@ -100,7 +100,7 @@ def _take_steps(trainer: "Trainer", begun: Checkpoint | None, run: Path, watch: 
                         trainer.model,
                         trainer.optimizer,
                         state,
-                        group if train.sharding else ALONE,
+                        group if train.sharding else SINGLE_PROCESS,
                     )
             if is_stopping:
                 group.wait()  # until the first has saved: the launcher ends all processes once one has ended
@@ -132,7 +132,7 @@ class Trainer:
         data: Data,
         device: torch.device,
         dtype: torch.dtype,
-        group: Group = ALONE,
+        group: Group = SINGLE_PROCESS,
     ):
         self.config = config
         self.model = model
@@ -155,7 +155,10 @@ class Trainer:
         self.validation = windows_of(data, config.train.length, side="validation")
 
     def step(self, number: int, seconds: float) -> Step:
-        """Take step `number` (from zero); `seconds` were spent before it."""
+        """Take step `number` (from zero), and return its facts. seconds: spent in steps before it.
+
+        Raises `RunError` for a loss or gradient that is not finite.
+        """
         train = self.config.train
         started = time.perf_counter()
         rate = learning_rate(number, train)
@@ -182,7 +185,7 @@ class Trainer:
         return Step(number + 1, (number + 1) * train.batch_tokens, loss, None, rate, norm, seconds)
 
     def _clip(self) -> float:
-        """Scale the gradients down to a norm of at most `train.clip`; return their norm before."""
+        """Scale all gradients to a norm of `train.clip` if their norm is larger; return the norm before."""
         clip = self.config.train.clip
         parameters = self.model.parameters()
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
@@ -196,7 +199,9 @@ class Trainer:
         return float(norm)
 
     def _backward(self, part: Batch, ids: Tensor, count: int, *, is_last: bool) -> float:
-        """Compute the loss of a part of a batch with `count` losses, and add its gradient. Return the loss.
+        """Add the gradient of a part's share in the batch's mean loss, and return this share, in nats.
+
+        part: a part of a batch with `count` losses. is_last: this is the last part of the step.
 
         The differentiated loss is multiplied by the number of processes, because after the last part each
         process gets the mean of all gradients, and a step needs their sum.
@@ -228,7 +233,7 @@ class Trainer:
         return total / count
 
     def _own_share(self, batch: Batch, seed: int, *, train: bool) -> tuple[Batch, Tensor]:
-        """Return this process's share of a batch and of the ids, which are drawn for the whole batch."""
+        """Return this process's windows of a batch, and their position ids, drawn for the whole batch."""
         generator = torch.Generator().manual_seed(seed)
         inputs_BT = batch.tokens[:, :-1].to(self.device)
         ids = self.model.encoding.ids(inputs_BT, train=train, generator=generator)
@@ -255,10 +260,10 @@ class Trainer:
 
 
 def show_progress(bar: Bar, state: Step, total: int) -> None:
-    """Show the loss, tokens per second and the time left, after a step of a run of `total` steps."""
+    """Show the loss, tokens per second and the time left in a bar, after a step of a run of `total` steps."""
     step = state.step
     left = state.seconds * (total - step) / step
     speed = f"{state.tokens / state.seconds:,.0f} tokens/s  {duration(left)} left"
     text = f"step {step} of {total}  loss {state.loss:.3f}  {speed}"
-    is_due = step * LINES_PER_RUN // total > (step - 1) * LINES_PER_RUN // total
+    is_due = step * PROGRESS_LINES_PER_RUN // total > (step - 1) * PROGRESS_LINES_PER_RUN // total
     bar.show(step, text, text if is_due else None)

@@ -13,8 +13,8 @@ from pe_bench.system import cost
 @pytest.fixture(autouse=True)
 def _says_every_cost(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the shortest work say what it costs."""
-    monkeypatch.setattr(cost, "FIRST_SECONDS", 0.0)
-    monkeypatch.setattr(cost, "WORTH_SAYING", 0.0)
+    monkeypatch.setattr(cost, "PACE_SECONDS", 0.0)
+    monkeypatch.setattr(cost, "MIN_PRINTED_SECONDS", 0.0)
 
 
 def costs_in(text: str) -> list[str]:

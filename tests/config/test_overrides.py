@@ -32,9 +32,9 @@ from pe_bench.config.compose import (
     resolve_encoding,
 )
 from pe_bench.config.groups import GROUPS, aliases, config_dir, find_name, names_in
-from pe_bench.config.overrides import CONFIG, for_hydra, quote, read_option
+from pe_bench.config.overrides import ROOT_CONFIG, for_hydra, quote, read_option
 from pe_bench.config.schema import Config
-from pe_bench.config.sweeps import planned, with_swept_options
+from pe_bench.config.sweeps import plan_jobs, with_swept_options
 from pe_bench.errors import UserError
 
 
@@ -53,7 +53,7 @@ def seen_by(arguments: list[str]) -> list[Config]:
     sweep, _ = check_sweep(overrides, search, lambda config: None)
     launched = with_swept_options(overrides)
     multirun(launched, search, lambda composed: seen.append(parse_composed(composed)), sweep.path)
-    assert [job.config for job in planned(overrides, search)] == seen, "both ways give the same jobs"
+    assert [job.config for job in plan_jobs(overrides, search)] == seen, "both ways give the same jobs"
     return seen
 
 
@@ -94,18 +94,18 @@ def test_any_plain_value_is_read_by_hydras_grammar_as_it_was_quoted(value: Any) 
 
 def test_plain_values_are_set_as_they_are_below_what_is_typed_and_above_the_rest(monkeypatch):
     for text in (text for text in (*TEXTS, *HARD) if text):
-        [job] = planned(["seed=2"], values={"data.path": text, "data.source": "files", "seed": 1})
+        [job] = plan_jobs(["seed=2"], values={"data.path": text, "data.source": "files", "seed": 1})
         assert (job.config.data.path, job.config.seed) == (os.path.expanduser(text), 2), text
     monkeypatch.setenv(OVERRIDES_VARIABLE, "train.lr=0.5 train.clip=2")
     values = {"train.lr": 0.25, "train.steps": 5, "train.betas": [0.1, 0.2], "eval.targets": 3}
-    [job] = planned(["experiment=quick", "train={betas: [0.3, 0.4]}"], values=values)
+    [job] = plan_jobs(["experiment=quick", "train={betas: [0.3, 0.4]}"], values=values)
     train = job.config.train
     assert (train.lr, train.clip, train.steps, train.betas) == (0.25, 2, 5, (0.3, 0.4))
     assert (job.config.eval.targets, job.config.eval.max_length) == (3, 512)
 
 
 def test_a_sweep_in_a_list_of_jobs_has_labels_words_and_the_values_that_were_typed():
-    jobs = planned(["train.lr=0.1,0.2", "threads=1"], choice=["encoding=rope,nope"], values={"seed": 3})
+    jobs = plan_jobs(["train.lr=0.1,0.2", "threads=1"], choice=["encoding=rope,nope"], values={"seed": 3})
     assert [job.label for job in jobs] == [
         *("encoding=rope train.lr=0.1", "encoding=rope train.lr=0.2"),
         *("encoding=nope train.lr=0.1", "encoding=nope train.lr=0.2"),
@@ -114,7 +114,7 @@ def test_a_sweep_in_a_list_of_jobs_has_labels_words_and_the_values_that_were_typ
     assert jobs[1].given == {"train.lr": 0.2, "threads": 1}
     assert compose_config(jobs[3].words) == jobs[3].config
     with pytest.raises(UserError, match=r"train.lr=interval\(1,2\) is no list of values"):
-        planned(["train.lr=interval(1,2)"])
+        plan_jobs(["train.lr=interval(1,2)"])
 
 
 BUILT = [
@@ -184,7 +184,7 @@ def test_a_job_gets_the_configuration_that_its_arguments_ask_for(monkeypatch):
 def test_a_job_is_what_hydra_composes_whatever_became_of_an_earlier_job(overrides):
     words = for_hydra(overrides)
     with _hydra():
-        composed = OmegaConf.to_yaml(hydra_compose(CONFIG, words))
+        composed = OmegaConf.to_yaml(hydra_compose(ROOT_CONFIG, words))
         for _ in range(2):
             merged = _merge(words, ())
             assert OmegaConf.to_yaml(merged) == composed
@@ -207,7 +207,7 @@ def test_a_folder_s_files_are_those_that_hydra_finds_and_no_other_job_s(tmp_path
     own.parent.mkdir()
     own.write_text("# @package _global_\nseed: 5\n" if own.parent.name == "experiment" else "name: mine\n")
     with _hydra([tmp_path]):
-        composed = OmegaConf.to_yaml(hydra_compose(CONFIG, [choice]))
+        composed = OmegaConf.to_yaml(hydra_compose(ROOT_CONFIG, [choice]))
         assert OmegaConf.to_yaml(_merge([choice], [tmp_path])) == composed
     if own.stem in choice and choice != "encoding=rope":
         with pytest.raises(UserError, match="unknown"):

@@ -269,5 +269,5 @@ def test_a_dataset_that_the_hub_does_not_give_is_one_line_with_the_way_out():
 
 def test_no_window_is_lost_where_a_long_text_is_hashed_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     text = np.random.default_rng(0).bytes(1_000)
-    monkeypatch.setattr(split, "CHUNK_BYTES", 100)
+    monkeypatch.setattr(split, "HASHED_CHUNK_BYTES", 100)
     assert np.array_equal(split._sampled_hashes(text, 1), split.window_hashes(text))

@@ -126,7 +126,7 @@ def test_a_tokenizer_is_what_it_makes_of_a_text_wherever_its_file_lies(corpus, r
 def test_a_killed_build_is_not_mistaken_for_a_finished_one_and_is_cleaned_up(corpus, root):
     packed(corpus, root)
     (entry,) = entries(root)
-    entry.rename(root / f"{files.TEMPORARY}{entry.name}-killed")
+    entry.rename(root / f"{files.TEMPORARY_PREFIX}{entry.name}-killed")
     packed(corpus, root)
     assert entries(root) == [entry]
 
@@ -159,9 +159,9 @@ def test_a_cache_of_before_is_labelled_by_the_vocabulary_that_there_is(corpus, r
     label = packed(corpus, root, kind="bpe", vocab_size=5_000).tokenizer
     (entry,) = entries(root)
     meta = json.loads((entry / files.META).read_text())
-    del meta[files.CHECKSUM]
+    del meta[files.CHECKSUM_KEY]
     meta["tokenizer"] = "bpe-5000"
-    (entry / files.META).write_text(json.dumps({**meta, files.CHECKSUM: files.key_of(meta)}))
+    (entry / files.META).write_text(json.dumps({**meta, files.CHECKSUM_KEY: files.cache_key(meta)}))
     again = packed(corpus, root, kind="bpe", vocab_size=5_000)
     assert again.tokenizer == label == f"bpe-{again.vocab_size}" and again.vocab_size < 5_000
 

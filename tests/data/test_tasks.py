@@ -41,7 +41,7 @@ def test_every_answer_is_what_an_oracle_says_and_follows_from_what_is_before_it(
     assert not is_answer[tokens == task.padding].any() and is_answer.any(1).all()
 
 
-# The hash of each task, of a plan and of a training batch: whoever changes one raises FORMAT.
+# The hash of each task, of a plan and of a training batch: whoever changes one raises EXAMPLES_VERSION.
 PINNED = {
     "copy": ("56c91fb6032d47ce", "5e0be30d574fa467", "11f1ef6130bd8f83"),
     "copy_unique": ("8b812529410b1023", "fcd0687d16988220", "221d73199aa7f58f"),

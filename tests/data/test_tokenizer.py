@@ -11,7 +11,7 @@ import tokenizers
 from tokenizers import models, normalizers, pre_tokenizers, processors
 
 from pe_bench.config.schema import TokenizerConfig
-from pe_bench.data.prompt import KINDS, Prompts, fwe, niah_multikey_3, vt
+from pe_bench.data.prompt import PROMPT_KINDS, Prompts, fwe, niah_multikey_3, vt
 from pe_bench.data.tokenizer import (
     ByteTokenizer,
     SubwordTokenizer,
@@ -151,7 +151,7 @@ def test_frequent_words_are_the_most_frequent_in_their_order(size: int) -> None:
 
 
 @pytest.mark.parametrize("begins", [True, False])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", PROMPT_KINDS)
 def test_examples_just_fit_their_length_and_their_answers_are_marked(
     kind: str, begins: bool, tokenizer: SubwordTokenizer
 ) -> None:

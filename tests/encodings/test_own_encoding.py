@@ -11,7 +11,7 @@ from support.shown import ROOT_BIAS
 from pe_bench.cli.completion import complete_word
 from pe_bench.encodings.load import find_code
 from pe_bench.encodings.signatures import options_of
-from pe_bench.encodings.source import digest, named_files, sources
+from pe_bench.encodings.source import digest, named_files, own_and_imported_files
 from pe_bench.errors import UserError
 
 YAML = "name: mine\nclass: mine.py:RootBias\nn_heads: ${model.n_heads}\nstrength: 0.5\n"
@@ -70,7 +70,7 @@ def test_files_of_the_folder_are_those_that_an_import_runs(tmp_path):
     for name, text in texts.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
-    read = [str(path.relative_to(tmp_path)) for path in sources(tmp_path / "mine.py")]
+    read = [str(path.relative_to(tmp_path)) for path in own_and_imported_files(tmp_path / "mine.py")]
     assert read == ["mine.py", "a/b.py", "pkg/__init__.py", "pkg/sub.py", "roots.py"]
 
 

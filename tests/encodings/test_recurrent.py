@@ -21,12 +21,12 @@ from pe_bench.encodings.recurrent.recurrence import (
     chunked,
     convolved,
     recurrence,
-    unit,
+    unit_norm,
 )
 from pe_bench.encodings.recurrent.retention import Retention
 from pe_bench.errors import UserError
 from pe_bench.inspection.check.case import TRAIN_LENGTH, Case, hidden, layer_inputs, tokens, worst
-from pe_bench.model.attention import RECURRENT, attention, choose, reference_attention
+from pe_bench.model.attention import RECURRENT, attention, choose_path, reference_attention
 
 B, H, T, K, V = 2, 3, 75, 8, 5
 D = 16
@@ -36,7 +36,7 @@ def leaves(decay: float, groups: int, dtype: torch.dtype = torch.float64) -> lis
     generator = torch.Generator().manual_seed(0)
     shapes = ((B, H, T, K), (B, H, T, K), (B, H, T, V), (B, H, T, groups), (B, H, T))
     q, k, v, log_decay, strength = (torch.rand(shape, generator=generator).double() for shape in shapes)
-    made = [q - 0.5, unit(k - 0.5), v - 0.5, -decay * log_decay, strength]
+    made = [q - 0.5, unit_norm(k - 0.5), v - 0.5, -decay * log_decay, strength]
     return [each.to(dtype).requires_grad_() for each in made]
 
 
@@ -87,14 +87,16 @@ def test_recurrences_are_those_of_the_models_in_transformers() -> None:
         expected, _ = theirs(
             *given, initial_state=None, output_final_state=False, use_qk_l2norm_in_kernel=True
         )
-        found = recurrence(RecurrenceInputs(unit(3 * q) * K**-0.5, unit(3 * k), v, log_decay, strength))
+        found = recurrence(
+            RecurrenceInputs(unit_norm(3 * q) * K**-0.5, unit_norm(3 * k), v, log_decay, strength)
+        )
         torch.testing.assert_close(found, expected.transpose(1, 2), rtol=1e-5, atol=1e-6)
 
 
 def test_segments_without_gradients_hand_the_state_on(monkeypatch: pytest.MonkeyPatch) -> None:
     inputs = [each.detach() for each in leaves(0.5, K)]
     whole = chunked(RecurrenceInputs(*inputs))
-    monkeypatch.setattr(module, "SEGMENT", 64)
+    monkeypatch.setattr(module, "TOKENS_PER_SEGMENT", 64)
     with torch.no_grad():
         assert torch.equal(chunked(RecurrenceInputs(*inputs)), whole)
 
@@ -249,7 +251,7 @@ def test_a_layer_without_softmax_is_computed_in_chunks_and_refuses_the_window_co
     layer = case.layers[0]
     x, q, k, v = layer_inputs(TRAIN_LENGTH)
     position = torch.arange(TRAIN_LENGTH)
-    assert choose(layer, q, position) is RECURRENT
+    assert choose_path(layer, q, position) is RECURRENT
     assert (
         worst(attention(layer, x, q, k, v, position), reference_attention(layer, x, q, k, v, position))
         < 1e-12

@@ -14,7 +14,7 @@ from pe_bench.encodings.inputs.sinusoidal import sinusoids
 from pe_bench.encodings.relative.deberta import DeBERTa, log_buckets
 from pe_bench.encodings.relative.transformer_xl import TransformerXL
 from pe_bench.encodings.relative.tupe import TUPE
-from pe_bench.model.attention import attention, choose
+from pe_bench.model.attention import attention, choose_path
 from pe_bench.model.attention.fused import fused_attention
 from pe_bench.model.attention.reference import logits, project
 
@@ -58,7 +58,7 @@ def test_transformer_xl_is_the_official_formulation_at_any_length_on_the_fused_p
     q, k, v = (series(torch.sin, step, 1, H, tokens, K) for step in (0.3, 0.5, 0.7))
     hidden = torch.ones(tokens, tokens).triu(1).bool()
     weights = official_xl(encoding, 1, q, k).masked_fill(hidden, float("-inf")).softmax(-1)
-    assert choose(layer, q, torch.arange(tokens)).run is fused_attention
+    assert choose_path(layer, q, torch.arange(tokens)).run is fused_attention
     assert near(attention(layer, q, q, k, v, torch.arange(tokens)).detach(), weights @ v, 1e-12)
 
 

@@ -5,7 +5,7 @@ import torch
 
 from pe_bench.config.compose import compose_config
 from pe_bench.encodings.content.darope import DaRoPE
-from pe_bench.encodings.content.path_attention import CHUNK, DIRECTION, STRENGTH, Path
+from pe_bench.encodings.content.path_attention import DIRECTION, KEYS_PER_CHUNK, STRENGTH, Path
 from pe_bench.encodings.content.repo import POSITION, RePo
 from pe_bench.encodings.content.wall import FORGOTTEN, Wall
 from pe_bench.encodings.rotary.rope import RoPE
@@ -36,7 +36,7 @@ def test_halves_of_blocks_are_the_formula_pair_by_pair(tokens: int, strength: fl
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("tokens", [1, CHUNK, 2 * CHUNK + 3])
+@pytest.mark.parametrize("tokens", [1, KEYS_PER_CHUNK, 2 * KEYS_PER_CHUNK + 3])
 def test_chunks_of_keys_are_the_recursion_token_by_token(tokens: int) -> None:
     torch.manual_seed(0)
     path = Path(D, H, K, rank=5).double()

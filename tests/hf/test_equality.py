@@ -19,7 +19,7 @@ from transformers.models.llama.modeling_llama import LlamaAttention
 
 from pe_bench.encodings.base import LayerEncoding, LengthError
 from pe_bench.errors import RunError, UserError
-from pe_bench.hf.attention import NAME, PassMask
+from pe_bench.hf.attention import ATTENTION_NAME, PassMask
 from pe_bench.hf.encoding import RotatedLayer, Rotation
 from pe_bench.hf.layers import _visible_text
 from pe_bench.hf.model import split_feedforward
@@ -82,7 +82,7 @@ def ours(checkpoint: Opened, read: Tensor, later: int = 0) -> Tensor:
 def theirs(checkpoint: Opened, read: Tensor) -> Tensor:
     checkpoint.model.causal.set_attn_implementation("eager")
     logits = checkpoint.model.causal(input_ids=read, use_cache=False).logits
-    checkpoint.model.causal.set_attn_implementation(NAME)
+    checkpoint.model.causal.set_attn_implementation(ATTENTION_NAME)
     return logits
 
 
@@ -218,7 +218,7 @@ def test_an_attention_that_is_wrong_in_bfloat16_alone_is_refused(
 ) -> None:
     def rough(*arguments: Any, **options: Any) -> Any:
         attended, weights = FORWARD(*arguments, **options)
-        is_ours = arguments[0].config._attn_implementation == NAME
+        is_ours = arguments[0].config._attn_implementation == ATTENTION_NAME
         return attended * (-30 if is_ours and attended.dtype == torch.bfloat16 else 1), weights
 
     folder = write_checkpoint(tmp_path / "llama", "llama")
@@ -391,7 +391,7 @@ def test_logits_and_feedforward_layers_are_computed_in_parts(
     tmp_path: Path, checkpoints: dict[str, Opened], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checkpoint, read = checkpoints["gemma2"], tokens()  # its head caps the logits
-    monkeypatch.setattr("pe_bench.hf.model.LOGIT_ELEMENTS", 257 * 7)
+    monkeypatch.setattr("pe_bench.hf.model.MAX_LOGIT_ELEMENTS", 257 * 7)
     with torch.no_grad():
         model = checkpoint.model
         nll = model.nll(model.hidden(read, torch.arange(LENGTH))[0, :-1], read[0, 1:])
@@ -411,7 +411,7 @@ FORWARD = LlamaAttention.forward
 
 def scaled(*arguments: Any, **options: Any) -> Any:
     attended, weights = FORWARD(*arguments, **options)
-    is_ours = arguments[0].config._attn_implementation == NAME
+    is_ours = arguments[0].config._attn_implementation == ATTENTION_NAME
     return attended * (1.01 if is_ours else 1), weights
 
 

@@ -94,7 +94,7 @@ def test_the_export_scores_every_target_as_the_run_does(
     train: Command, command: Command, export_run: Command, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The window control of a run hides the first tokens, which that of a checkpoint shows.
-    monkeypatch.setattr("pe_bench.hf.attention.FIRST_TOKENS", 0)
+    monkeypatch.setattr("pe_bench.hf.attention.ALWAYS_VISIBLE_TOKENS", 0)
 
     def scored(results: str, *overrides: str) -> dict[tuple[int, str], tuple[Path, Row]]:
         """Score the export on the run's data; return a path and a row by length and control."""
@@ -143,8 +143,8 @@ def test_an_export_that_is_not_equal_or_has_no_empty_folder_is_not_written(
     begin: Command, command: Command, export_run: Command, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert begin("encoding=rope").code == 0
-    monkeypatch.setitem(export.NAMES, "attention.query", "self_attn.k_proj")
-    monkeypatch.setitem(export.NAMES, "attention.key", "self_attn.q_proj")
+    monkeypatch.setitem(export.WEIGHT_NAMES, "attention.query", "self_attn.k_proj")
+    monkeypatch.setitem(export.WEIGHT_NAMES, "attention.key", "self_attn.q_proj")
     done = export_run()
     assert done.code == 1 and "differ from ours" in done.line
     assert [path.name for path in folder.iterdir() if "out" in path.name] == []

@@ -67,7 +67,7 @@ def rows_of(folder: Path) -> dict[Path, list[Row]]:
 def test_a_checkpoint_is_scored_reported_and_listed_like_a_run_and_from_python(
     tmp_path: Path, call: Command, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pe_bench.hf.attention.FIRST_TOKENS", 0)
+    monkeypatch.setattr("pe_bench.hf.attention.ALWAYS_VISIBLE_TOKENS", 0)
     window = "sliding_window window=32"
     done = call("eval", "llama", "--lengths", "16,64", "--with", "yarn factor=2", "--with", window)
     assert done.code == 0, done.err
@@ -319,7 +319,7 @@ def test_scores_of_an_older_identity_are_kept_and_marked_and_scored_again_on_req
 ) -> None:
     with monkeypatch.context() as older:
         for module in ("load", "source"):
-            older.setattr(f"pe_bench.hf.{module}.CHECKPOINT_IDENTITY", 1)
+            older.setattr(f"pe_bench.hf.{module}.HF_IDENTITY_VERSION", 1)
         assert call("eval", "llama", "--lengths", "16").code == 0
     [(run, before)] = rows_of(tmp_path).items()
     where = ("--results-dir", str(tmp_path / "results"))

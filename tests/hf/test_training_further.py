@@ -23,7 +23,7 @@ from pe_bench.hf.training import FurtherTraining, Settings, mean_loss
 from pe_bench.report.build import build_tables
 from pe_bench.report.groups import Selection
 from pe_bench.runs.rows import read_rows
-from pe_bench.training.group import ALONE
+from pe_bench.training.group import SINGLE_PROCESS
 
 YARN = {
     "name": "yarn",
@@ -41,14 +41,14 @@ YARN = {
 def test_gradients_are_those_of_transformers_own_model_with_the_written_configuration(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, architecture: str
 ) -> None:
-    monkeypatch.setattr(training, "LOGIT_ELEMENTS", 7 * VOCABULARY)  # the loss is that of many chunks
+    monkeypatch.setattr(training, "MAX_LOGIT_ELEMENTS", 7 * VOCABULARY)  # the loss is that of many chunks
     folder = write_checkpoint(tmp_path / "base", architecture)
     ours = opened(folder, begin=(1, 2))
     spec = EncodingSpec({**ours.encoding, **YARN})
     written = rescaled_config(Source(f"hf:{folder}", folder), ours, spec, TRAIN_LENGTH)
     model = ours.model.with_encoding(spec.build(ours.size.n_layers))
     settings = Settings(TrainConfig(length=2 * TRAIN_LENGTH), 0, None, torch.float32)
-    FurtherTraining(model, settings, None, ALONE)  # pyright: ignore[reportArgumentType]
+    FurtherTraining(model, settings, None, SINGLE_PROCESS)  # pyright: ignore[reportArgumentType]
     tokens = torch.randint(VOCABULARY, (2, 2 * TRAIN_LENGTH + 1), generator=torch.Generator().manual_seed(0))
     loss = mean_loss(model, tokens)
     assert model.state is not None

@@ -49,10 +49,10 @@ def test_without_names_every_encoding_is_meant_and_arguments_of_the_environment_
 
 def test_the_path_that_is_named_is_the_one_that_attention_took(monkeypatch):
     took: dict[str, None] = {}
-    choose = pe_bench.model.attention.choose
+    choose_path = pe_bench.model.attention.choose_path
 
     def recorded(*arguments):
-        path = choose(*arguments)
+        path = choose_path(*arguments)
         _, q, position, *_ = arguments
         if q.shape[-2] == len(position):  # not the last layer's few queries, which the reference serves
             took[path.name] = None
@@ -60,7 +60,7 @@ def test_the_path_that_is_named_is_the_one_that_attention_took(monkeypatch):
 
     (subject,) = resolve(["swan", *TINY, "model.n_layers=3"])
     one = ScoringPass(subject.config, subject.spec, 16, CPU)
-    monkeypatch.setattr(pe_bench.model.attention, "choose", recorded)
+    monkeypatch.setattr(pe_bench.model.attention, "choose_path", recorded)
     one()
     assert one.path == "+".join(took) and len(took) == 2
 

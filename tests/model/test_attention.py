@@ -20,7 +20,14 @@ from pe_bench.encodings.nope import NoPE
 from pe_bench.encodings.relative.shaw import Shaw
 from pe_bench.inspection.check.case import as_type, layer_inputs, worst
 from pe_bench.model import attention as paths
-from pe_bench.model.attention import NATIVE_TOKENS, attention, choose, chunks, fused, reference_attention
+from pe_bench.model.attention import (
+    MAX_NATIVE_TOKENS,
+    attention,
+    choose_path,
+    chunks,
+    fused,
+    reference_attention,
+)
 from pe_bench.model.attention.chunks import fused_chunk_attention
 from pe_bench.native.build import Kernel
 
@@ -31,9 +38,9 @@ NO_KERNEL = Kernel(None, "")
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Several chunks and blocks to a short text, of unequal sizes."""
     monkeypatch.setattr(chunks, "CHUNK_QUERIES", 7)
-    monkeypatch.setattr(chunks, "CHUNK_ELEMENTS", 2 * H * 5 * 30)
-    monkeypatch.setattr(fused, "FUSED_QUERIES", 9)
-    monkeypatch.setattr(running_sums, "BLOCK", 8)
+    monkeypatch.setattr(chunks, "MAX_CHUNK_ELEMENTS", 2 * H * 5 * 30)
+    monkeypatch.setattr(fused, "QUERIES_PER_CHUNK", 9)
+    monkeypatch.setattr(running_sums, "KEYS_PER_BLOCK", 8)
 
 
 def sink() -> LayerEncoding:
@@ -80,7 +87,8 @@ def test_scoring_has_the_outputs_of_the_reference(name: str, small_chunks: None)
                 exact = reference_attention(encoding, *arguments)
                 # Tables of biases are of float32 distances.
                 assert worst(attention(encoding, *arguments), exact) < 1e-6
-                if not encoding.overrides(*paths.UNFUSED, "scores") or encoding.overrides("terms"):
+                needs_reference = encoding.overrides(*paths.REFERENCE_ONLY_HOOKS, "scores")
+                if not needs_reference or encoding.overrides("terms"):
                     assert worst(fused_chunk_attention(encoding, *arguments), exact) < 1e-10
 
 
@@ -102,7 +110,7 @@ def test_outputs_are_those_of_the_reference_at_any_length_window_and_chunk_for_a
     inputs = [torch.randn(x.shape, generator=generator, dtype=x.dtype) for x in layer_inputs(tokens)]
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(chunks, "CHUNK_QUERIES", chunk)
-        patched.setattr(fused, "FUSED_QUERIES", chunk)
+        patched.setattr(fused, "QUERIES_PER_CHUNK", chunk)
         found = attention(encoding, *inputs, torch.arange(tokens), window)
         x, q, k, v = inputs
         of_last = attention(encoding, x, q[:, :, -queries:], k, v, torch.arange(tokens), window)
@@ -186,22 +194,22 @@ def test_the_path_follows_from_the_hooks_and_from_what_is_learned(monkeypatch: p
         encoding = made(name, *nulls, dtype=torch.float32)
         arguments = (torch.zeros(1, H, tokens, K, requires_grad=True), torch.arange(tokens), window)
         with torch.no_grad():
-            scoring = choose(encoding, *arguments).name
-        return scoring, choose(encoding, *arguments).name
+            scoring = choose_path(encoding, *arguments).name
+        return scoring, choose_path(encoding, *arguments).name
 
     with FakeTensorMode():
         on_gpu = torch.empty(1, H, 5, K, device="cuda", dtype=torch.bfloat16)
     for nulls in ((), (sink,)):  # no path is lost by a null logit, where its log-sum-exp is to be had
         for name, (*_, on_cuda) in TAKEN.items():
-            path = choose(made(name, *nulls), on_gpu, torch.arange(5)).name if on_cuda else None
+            path = choose_path(made(name, *nulls), on_gpu, torch.arange(5)).name if on_cuda else None
             assert path == (FLEX if nulls and on_cuda == FUSED else on_cuda), name
-    assert choose(Sink(H), on_gpu.double(), torch.arange(5)).name == REFERENCE
-    assert choose(NoPE(), on_gpu, torch.arange(5), 3).name == FLEX
+    assert choose_path(Sink(H), on_gpu.double(), torch.arange(5)).name == REFERENCE
+    assert choose_path(NoPE(), on_gpu, torch.arange(5), 3).name == FLEX
     for name, (*expected, without, without_in_training, _) in TAKEN.items():
         assert taken(name) == (*expected,), name
         assert expected[0] == RELATIVE or taken(name, sink) == (*expected,), name
         assert taken(name, window=3)[0] in (CHUNK, REFERENCE), name
-        assert taken(name, tokens=NATIVE_TOKENS + 1)[0] == without, name
+        assert taken(name, tokens=MAX_NATIVE_TOKENS + 1)[0] == without, name
         with monkeypatch.context() as patch:
             patch.setattr(paths, "usable_kernel", lambda dtype: NO_KERNEL)
             assert taken(name) == (without, without_in_training), name

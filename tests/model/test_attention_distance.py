@@ -12,16 +12,21 @@ from pe_bench.encodings.base import LayerEncoding
 from pe_bench.encodings.bias.alibi import ALiBi
 from pe_bench.inspection.check.case import as_type, layer_inputs, worst
 from pe_bench.model.attention import fused, reference_attention
-from pe_bench.model.attention.fused import BLOCK, FUSED_QUERIES, NegligibleKeys, fused_distance_attention
+from pe_bench.model.attention.fused import (
+    KEYS_PER_BLOCK,
+    QUERIES_PER_CHUNK,
+    NegligibleKeys,
+    fused_distance_attention,
+)
 
 TOKENS = 4_096 + 77
 # The pairs of a query and a key, of one head each, when nothing is left out.
 ALL_PAIRS = H * sum(
-    min(FUSED_QUERIES, TOKENS - first) * min(first + FUSED_QUERIES, TOKENS)
-    for first in range(0, TOKENS, FUSED_QUERIES)
+    min(QUERIES_PER_CHUNK, TOKENS - first) * min(first + QUERIES_PER_CHUNK, TOKENS)
+    for first in range(0, TOKENS, QUERIES_PER_CHUNK)
 )
 # Where chunks and blocks begin and end, and the last row, whose first keys are the furthest.
-ROWS = (0, 1, FUSED_QUERIES - 1, FUSED_QUERIES, 1_500, 1_800, 2_500, 3_328, TOKENS - 78, TOKENS - 1)
+ROWS = (0, 1, QUERIES_PER_CHUNK - 1, QUERIES_PER_CHUNK, 1_500, 1_800, 2_500, 3_328, TOKENS - 78, TOKENS - 1)
 
 
 def inputs(batch: int = 1, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -97,7 +102,7 @@ def test_far_keys_with_huge_norms_and_huge_values_are_kept() -> None:
         output = fused_distance_attention(Table(falling()), x, q, k, v, torch.arange(TOKENS))
     assert (output[1, 2, -1] - v[1, 2, 5]).abs().max() < 1e-12
     x, q, k, v = inputs()
-    v[:, :, :BLOCK] *= 1e30
+    v[:, :, :KEYS_PER_BLOCK] *= 1e30
     assert largest_relative_error(Table(falling(0.05)), (x, q, k, v)) < 1e-10
 
 

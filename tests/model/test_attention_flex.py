@@ -22,7 +22,7 @@ from pe_bench.encodings.masks.sliding_window import SlidingWindow
 from pe_bench.encodings.nope import NoPE
 from pe_bench.inspection.check.case import layer_inputs, worst
 from pe_bench.model.attention import reference_attention
-from pe_bench.model.attention.flex import BLOCK, block_mask, can_flex, fused_flex_attention
+from pe_bench.model.attention.flex import FLEX_BLOCK, block_mask, can_flex, fused_flex_attention
 from pe_bench.model.attention.reference import project
 
 BLOCKS = ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices")
@@ -65,7 +65,7 @@ def test_masks_hold_what_is_visible_and_nothing_else(tokens: int) -> None:
     places = (torch.arange(H)[:, None, None], torch.arange(tokens)[:, None], torch.arange(tokens))
     distance = places[1] - places[2]
     for encoding in (
-        *(SlidingWindow(200), Chunks(BLOCK), Streaming(K, cache=40), StickBreaking(), NoPE(), Strided()),
+        *(SlidingWindow(200), Chunks(FLEX_BLOCK), Streaming(K, cache=40), StickBreaking(), NoPE(), Strided()),
         *(WindowOfEachHead(), made("a window within chunks")),
     ):
         queries, keys = project(encoding.double(), x, q, k, torch.arange(tokens))

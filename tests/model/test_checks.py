@@ -118,7 +118,7 @@ def test_a_leak_is_found_in_windows_that_run_as_one_batch(
         4, 16
     )
     monkeypatch.setattr(checks, "is_users_own", lambda encoding: False)
-    monkeypatch.setattr(checks, "TOKENS_AT_ONCE", together * texts.shape[1])
+    monkeypatch.setattr(checks, "TOKENS_PER_BATCH", together * texts.shape[1])
     model = replace(find_wrong(name), vocabulary=ByteTokenizer().vocabulary).new_model()
-    monkeypatch.setattr(checks, "MAX_ENDINGS", 32)
+    monkeypatch.setattr(checks, "MAX_SECOND_HALVES", 32)
     assert "outputs of tokens 0 to 7 of 16 of a text move by " in find_lookahead_in_text(model, texts)

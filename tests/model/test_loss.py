@@ -31,7 +31,7 @@ def plain(hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor) -> Tensor:
 def test_chunks_give_the_plain_loss_and_its_gradients(
     loss: TokenLoss, elements: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(layers, "LOGIT_ELEMENTS", elements)
+    monkeypatch.setattr(layers, "MAX_LOGIT_ELEMENTS", elements)
     # Tokens count differently, so that a gradient given to the wrong token shows.
     share_N = torch.linspace(0, 1, N, dtype=torch.float64)
     for dtype, tolerance in ((torch.float32, 1e-5), (torch.bfloat16, 0.02)):

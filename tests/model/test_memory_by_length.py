@@ -39,9 +39,9 @@ class Largest(TorchDispatchMode):
 def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is taken at a time is so little that what grows with the length is the largest."""
     monkeypatch.setattr(chunks, "CHUNK_QUERIES", 16)
-    monkeypatch.setattr(chunks, "CHUNK_ELEMENTS", 2**13)
-    monkeypatch.setattr(fire, "PAIRS", 256)
-    monkeypatch.setattr(dape, "PAIRS", 256)
+    monkeypatch.setattr(chunks, "MAX_CHUNK_ELEMENTS", 2**13)
+    monkeypatch.setattr(fire, "PAIRS_AT_ONCE", 256)
+    monkeypatch.setattr(dape, "PAIRS_AT_ONCE", 256)
     monkeypatch.setattr(reference, "REFERENCE_ELEMENTS", 2**13)
     monkeypatch.setattr(accelerate, "FEEDFORWARD_TOKENS", 64)
 

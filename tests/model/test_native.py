@@ -15,7 +15,7 @@ from torch import Tensor
 from pe_bench.encodings.base import LayerEncoding, Side
 from pe_bench.encodings.content.fox import FoX
 from pe_bench.inspection.check.case import layer_inputs, worst
-from pe_bench.model.attention import NATIVE, attention, choose, native, reference_attention
+from pe_bench.model.attention import NATIVE, attention, choose_path, native, reference_attention
 from pe_bench.model.attention.native import causal_attention, native_column_attention
 from pe_bench.native import build
 
@@ -102,7 +102,7 @@ class OneKeyForAllHeads(LayerEncoding):
 def test_what_heads_share_is_read_as_the_reference_reads_it() -> None:
     inputs, position = layer_inputs(50, torch.float32), torch.arange(50)
     for encoding in (OneSlopeForAllHeads(), OneKeyForAllHeads()):
-        assert choose(encoding, inputs[1].requires_grad_(), position) == NATIVE
+        assert choose_path(encoding, inputs[1].requires_grad_(), position) == NATIVE
         exact = output_and_gradients(reference_attention, encoding, inputs, position)
         assert largest_error(output_and_gradients(attention, encoding, inputs, position), exact) < 1e-4
         with torch.no_grad():
@@ -124,9 +124,9 @@ def test_the_sums_of_fox_lose_no_digits_however_long_the_text() -> None:
 @pytest.fixture(params=["emulated", "of this processor"])
 def tiles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Half precision takes the kernel, with these tiles."""
-    compiler, target = build.find_compiler(), tmp_path / build.LIBRARY
+    compiler, target = build.find_compiler(), tmp_path / build.LIBRARY_FILE
     if request.param == "emulated" and compiler is not None:
-        build.compile_library(compiler, build.TILED_SOURCE, ["-march=native", "-DEMULATED_TILES"], target)
+        build.compile_library(compiler, build.AMX_SOURCE, ["-march=native", "-DEMULATED_TILES"], target)
         kernel = build.Kernel(ctypes.CDLL(str(target)), "emulated")
         monkeypatch.setattr(native, "usable_kernel", lambda *_: kernel)
     elif native.usable_kernel(torch.bfloat16).library is None:

@@ -11,7 +11,7 @@ import torch
 from support.native import here
 
 from pe_bench.encodings.nope import NoPE
-from pe_bench.model.attention import choose, native
+from pe_bench.model.attention import choose_path, native
 from pe_bench.native import build
 from pe_bench.system import files
 
@@ -27,7 +27,7 @@ def unbuilt(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     source = tmp_path / "short.cpp"
     source.write_text('extern "C" void pe_bench_use_threads(void*) {}\n')
     monkeypatch.setenv("PE_BENCH_CACHE", str(tmp_path))
-    monkeypatch.setattr(build, "SOURCE", source)
+    monkeypatch.setattr(build, "KERNEL_SOURCE", source)
     forget()
     yield tmp_path
     forget()
@@ -36,7 +36,7 @@ def unbuilt(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
 @here
 def test_it_is_compiled_once_and_kept(unbuilt: Path) -> None:
     assert build.kernel().library is not None
-    (library,) = unbuilt.glob(f"kernel/*/{build.LIBRARY}")
+    (library,) = unbuilt.glob(f"kernel/*/{build.LIBRARY_FILE}")
     made = library.stat().st_mtime_ns
     build.kernel.cache_clear()
     assert build.kernel().library is not None
@@ -54,8 +54,11 @@ def test_without_a_compiler_there_is_a_reason(unbuilt: Path, monkeypatch: pytest
             patch.setenv(name, value)
             kernel = native.usable_kernel(torch.float32)
             assert kernel.library is None and told in kernel.description
-            assert choose(NoPE(), torch.zeros(1, 3, 5, 20).requires_grad_(), torch.arange(5)).name == "fused"
-    assert not list(unbuilt.glob(f"kernel/*/{build.LIBRARY}"))
+            assert (
+                choose_path(NoPE(), torch.zeros(1, 3, 5, 20).requires_grad_(), torch.arange(5)).name
+                == "fused"
+            )
+    assert not list(unbuilt.glob(f"kernel/*/{build.LIBRARY_FILE}"))
 
 
 @here
@@ -73,7 +76,7 @@ def test_what_a_broken_compiler_wrote_is_not_kept(
     monkeypatch.setenv("CXX", str(broken))
     kernel = build.kernel()
     assert kernel.library is None and kernel.description, kernel
-    assert not list(unbuilt.glob(f"kernel/*/{build.LIBRARY}"))
+    assert not list(unbuilt.glob(f"kernel/*/{build.LIBRARY_FILE}"))
     broken.write_text(f'#!/bin/sh\n[ "$1" = --version ] && echo c++ 1 && exit\nexec {good} "$@"\n')
     forget()
     assert build.kernel().library is not None, "mended, with the same version"
@@ -82,14 +85,14 @@ def test_what_a_broken_compiler_wrote_is_not_kept(
 @here
 def test_a_library_in_the_cache_that_cannot_be_loaded_is_built_again(unbuilt: Path) -> None:
     assert build.kernel().library is not None
-    (library,) = unbuilt.glob(f"kernel/*/{build.LIBRARY}")
+    (library,) = unbuilt.glob(f"kernel/*/{build.LIBRARY_FILE}")
     entry = library.parent
     library.unlink()
     library.write_text("no library")
     meta = json.loads((entry / files.META).read_text())
-    del meta[files.CHECKSUM]
-    meta["files"] = {build.LIBRARY: hashlib.sha256(library.read_bytes()).hexdigest()}
-    (entry / files.META).write_text(json.dumps({**meta, files.CHECKSUM: files.key_of(meta)}))
+    del meta[files.CHECKSUM_KEY]
+    meta["files"] = {build.LIBRARY_FILE: hashlib.sha256(library.read_bytes()).hexdigest()}
+    (entry / files.META).write_text(json.dumps({**meta, files.CHECKSUM_KEY: files.cache_key(meta)}))
     forget()
     assert build.kernel().library is not None
 
@@ -102,7 +105,7 @@ def test_sanitizers_find_nothing(sanitizer: str, more: list[str], tmp_path: Path
     compiler = build.find_compiler()
     assert compiler is not None
     program, source = tmp_path / "sanitized", Path(__file__).parents[1] / "support" / "sanitized.cpp"
-    flags = [flag for flag in build.FLAGS if flag not in ("-shared", "-fPIC", "-O3")]
+    flags = [flag for flag in build.COMPILER_FLAGS if flag not in ("-shared", "-fPIC", "-O3")]
     checks = [f"-fsanitize={sanitizer}", "-fno-sanitize-recover=all", "-march=native", "-O1", "-g"]
     command = [compiler, *flags, *checks, *more, str(source), "-o", str(program)]
     subprocess.run(command, check=True, timeout=300)

@@ -19,7 +19,7 @@ from support.results import ROW, add_run, edit_text
 from pe_bench.errors import RunError
 from pe_bench.runs.folder import gather, read_all
 from pe_bench.runs.rows import COLUMNS, read_rows, write_rows
-from pe_bench.system.terminal import FORMULA
+from pe_bench.system.terminal import FORMULA_SIGNS
 
 
 def test_rows_come_back_exactly_as_they_were_written(tmp_path: Path) -> None:
@@ -64,7 +64,7 @@ def test_any_number_and_text_of_a_row_comes_back_but_a_formula_which_is_quoted(
         path = Path(folder) / "eval.csv"
         write_rows(path, [row])
         (read,) = read_rows(path)
-    assert read == row or (read == replace(row, reason=f"'{reason}") and reason.startswith(FORMULA))
+    assert read == row or (read == replace(row, reason=f"'{reason}") and reason.startswith(FORMULA_SIGNS))
 
 
 DAMAGES = {

@@ -24,7 +24,7 @@ from support.results import edit_text
 from pe_bench.errors import RunError, UserError
 from pe_bench.runs.folder import FirstStage, read_all, read_config
 from pe_bench.runs.untrusted import MAX_BYTES, check_files, read_regular
-from pe_bench.system.terminal import CONTROL
+from pe_bench.system.terminal import CONTROL_SIGNS
 
 ESCAPE = "\x1b[2J\x1b]0;owned\x07"
 BOMB = "a: &a [x, x]\n" + "".join(f"{b}: &{b} [*{a}, *{a}, *{a}]\n" for a, b in zip("abcdefgh", "bcdefghi"))  # noqa: B905
@@ -222,7 +222,7 @@ def test_invalid_json_is_named_or_skipped(stranger):
             if path.name == "result.json":
                 outcomes += [stranger.list(), stranger.report()]
             for outcome in outcomes:
-                assert outcome.code in (0, 1, 2) and not CONTROL.search(outcome.out + outcome.err), path
+                assert outcome.code in (0, 1, 2) and not CONTROL_SIGNS.search(outcome.out + outcome.err), path
                 assert outcome.code == 0 or outcome.line
         path.write_bytes(before)
 
@@ -254,7 +254,7 @@ def test_rows_that_could_do_harm_are_refused_by_name(stranger):
         edit_text(path, old, new)
         [problem] = read_all(stranger.folder / "results").problems.values()
         assert "eval.csv is damaged" in problem and reason in problem
-        assert not CONTROL.search(problem)
+        assert not CONTROL_SIGNS.search(problem)
     outcome = stranger.eval()
     assert outcome.code == 1 and "eval.csv is damaged" in outcome.line
 
@@ -263,7 +263,7 @@ def test_control_characters_in_a_folders_name_are_shown_as_text(stranger):
     for name in (f"x{ESCAPE}", "[red]x[-blue]"):
         shutil.copytree(stranger.run, stranger.run.with_name(name))
     for outcome in (stranger.list(), stranger.report("--csv", "-")):
-        assert outcome.code == 0 and not CONTROL.search(outcome.out + outcome.err)
+        assert outcome.code == 0 and not CONTROL_SIGNS.search(outcome.out + outcome.err)
         assert "[red]x[-blue]" in outcome.err and "control characters in its name" in outcome.err
 
 

@@ -18,7 +18,7 @@ from pe_bench.encodings.recurrent import recurrence as recurrences
 from pe_bench.encodings.recurrent.gated_deltanet import GatedDeltaNet
 from pe_bench.encodings.recurrent.kda import KDA
 from pe_bench.encodings.recurrent.recurrence import (
-    CHUNK,
+    TOKENS_PER_CHUNK,
     RecurrenceInputs,
     Recurrent,
     convolved,
@@ -449,7 +449,7 @@ class HeadsOfRetentionReversed(Retention):
 class StateLostAtAChunksBorder(GatedDeltaNet):
     def attend_chunked(self, x, q, k, v):
         def read(tokens):
-            parts = zip(*(each.split(CHUNK, 2) for each in tokens), strict=True)
+            parts = zip(*(each.split(TOKENS_PER_CHUNK, 2) for each in tokens), strict=True)
             return torch.cat([recurrence(RecurrenceInputs(*part)) for part in parts], -2)
 
         return self._attend_precisely(read, x, q, k, v)

@@ -93,7 +93,7 @@ def test_others_compute_what_our_cores_are_busy_without_ourselves(tmp_path, monk
     monkeypatch.setattr("os.sysconf", lambda name: 1)
     monkeypatch.setattr("time.process_time", lambda: 1.5)
     (tmp_path / "stat").write_text("cpu 9\ncpu0 1 2 4 8 16 32 64 128\ncpu1 9\ncpu2 1 0 0 0 0 0 0 0\n")
-    assert machine.measure_others(tmp_path / "stat")[1] == 1 + 2 + 4 + 32 + 64 + 128 + 1 - 1.5
+    assert machine.measure_other_processes(tmp_path / "stat")[1] == 1 + 2 + 4 + 32 + 64 + 128 + 1 - 1.5
 
 
 @pytest.mark.parametrize(
@@ -106,9 +106,9 @@ def test_with_auto_a_run_takes_the_cores_that_are_free(monkeypatch, setting, cor
     looks = iter([(0.0, 50.0), (1.0, 50.0 + elsewhere)])
     monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(4)), raising=False)
     monkeypatch.setattr(machine, "available_cores", lambda: cores)
-    monkeypatch.setattr(machine, "measure_others", lambda: next(looks))
+    monkeypatch.setattr(machine, "measure_other_processes", lambda: next(looks))
     machine.set_threads(setting)
-    machine.share_cores()
+    machine.adapt_threads()
     assert torch.get_num_threads() == count
 
 
@@ -116,7 +116,7 @@ def test_with_auto_a_run_takes_the_cores_that_are_free(monkeypatch, setting, cor
 def test_a_run_alone_shares_its_cores_from_its_first_step_and_its_first_score_on(train, monkeypatch) -> None:
     shared: dict[str, object] = {}
     monkeypatch.setattr(machine, "available_cores", lambda: 2)
-    for name in ("training.trainer.share_cores", "scoring.scorer.share_cores"):
+    for name in ("training.trainer.adapt_threads", "scoring.scorer.adapt_threads"):
         monkeypatch.setattr(f"pe_bench.{name}", lambda by=name: shared.setdefault(by, machine._shared))
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     assert train("encoding=nope", "threads=auto").code == 0 and len(shared) == 2 and all(shared.values())

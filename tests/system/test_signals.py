@@ -36,13 +36,13 @@ def test_a_signal_in_a_step_is_noted_and_a_second_ends_at_once(capfd, monkeypatc
         assert "Ctrl-C again to quit now" in capfd.readouterr().err
         os.kill(os.getpid(), signal.SIGINT)  # one request may come twice
         monkeypatch.setattr("pe_bench.system.signals.DEBOUNCE_SECONDS", 0.0)
-        signals.ask_to_end()  # a thread never acts as a second signal
+        signals.send_sigterm_to_self()  # a thread never acts as a second signal
         with pytest.raises(Stopped):
             os.kill(os.getpid(), signal.SIGINT)
 
 
 def test_a_lost_terminal_is_ignored_under_nohup():
-    with signals.handled((signal.SIGHUP,), signal.SIG_IGN), signals.stop_on_signal():
+    with signals.handling_signals((signal.SIGHUP,), signal.SIG_IGN), signals.stop_on_signal():
         os.kill(os.getpid(), signal.SIGHUP)
 
 

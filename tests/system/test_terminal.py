@@ -10,7 +10,15 @@ import pytest
 
 from pe_bench.render.grid import Cell, Column, Grid
 from pe_bench.system import terminal
-from pe_bench.system.terminal import csv_cell, escape_latex, in_one_line, markdown, one_line, printable, wrap
+from pe_bench.system.terminal import (
+    csv_cell,
+    escape_latex,
+    markdown,
+    one_line,
+    one_line_texts,
+    printable,
+    wrap,
+)
 
 
 class Terminal(io.StringIO):
@@ -98,5 +106,5 @@ def test_every_sign_is_shown_and_none_is_obeyed(shown_by, text, shown) -> None:
 def test_text_is_found_wherever_it_is_in_a_value_and_a_value_without_any_is_the_same_one() -> None:
     grid = Grid([Column("a\nb")], [[Cell("c\td")]])
     same = Grid([Column("a b")], [[Cell("c d")]])
-    assert in_one_line({"e\nf": grid}) == {"e f": same}
-    assert in_one_line(same) is same
+    assert one_line_texts({"e\nf": grid}) == {"e f": same}
+    assert one_line_texts(same) is same

@@ -10,7 +10,7 @@ from pe_bench.commands.reproduce.checkpoints import require_checkpoints, score_c
 from pe_bench.commands.reproduce.pieces import Piece, pieces_of
 from pe_bench.commands.reproduce.study import STDLIB, ScoringStep, Study, StudyStep, Sweep
 from pe_bench.config.schema import Config
-from pe_bench.config.sweeps import Planned, Typed, label_of, planned, planned_job, sorted_by_use
+from pe_bench.config.sweeps import Planned, Typed, label_of, plan_job, plan_jobs, sort_by_use
 from pe_bench.errors import RunError
 from pe_bench.runs.folder import read_config
 from pe_bench.system.terminal import say
@@ -114,7 +114,7 @@ class StudyRuns:
 
     def _sorted_overrides(self, sweep: Sweep) -> Typed:
         """Return the overrides of all runs of a sweep."""
-        return sorted_by_use([*self.study.shared_overrides(sweep), *self.machine])
+        return sort_by_use([*self.study.shared_overrides(sweep), *self.machine])
 
     def _jobs(self, sweep: Sweep, sources: Sequence[str], stored: int) -> list[Planned]:
         """Return a job for each encoding of a sweep and each seed that is not stored, or each needed run."""
@@ -125,7 +125,7 @@ class StudyRuns:
             choice = [f"encoding={encoding}"]
             for word, values in values_of_each.items():
                 values["results_dir"] = str(self.results_dir)
-                for job in planned(overrides, self.study.search, choice=choice, values=values):
+                for job in plan_jobs(overrides, self.study.search, choice=choice, values=values):
                     words = [*job.swept]
                     if len(sweep.encodings) > 1:
                         words += choice
@@ -152,9 +152,7 @@ class StudyRuns:
     def _sweep_config(self, sweep: Sweep) -> Config:
         """Return the configuration of a sweep's runs, with its first encoding."""
         choice = [f"encoding={sweep.encodings[0]}"]
-        return planned_job(
-            self._sorted_overrides(sweep).job_overrides, self.study.search, choice=choice
-        ).config
+        return plan_job(self._sorted_overrides(sweep).job_overrides, self.study.search, choice=choice).config
 
     def evaluation_of(self, sweep: Sweep) -> "Evaluation":
         """Return the request to score a sweep's runs: their text, code and machine, without lengths."""

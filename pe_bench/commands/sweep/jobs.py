@@ -28,8 +28,8 @@ from pe_bench.config.sweeps import Planned
 from pe_bench.errors import RunError, UserError, first_line
 from pe_bench.system import signals
 from pe_bench.system.cost import report_cost_to
-from pe_bench.system.files import TEMPORARY, write_text
-from pe_bench.system.signals import FROM_OTHERS, FROM_TERMINAL, handled
+from pe_bench.system.files import TEMPORARY_PREFIX, write_text
+from pe_bench.system.signals import FROM_OTHERS, FROM_TERMINAL, handling_signals
 
 RUNNING, DONE, SKIPPED, FAILED, STOPPED = "running", "done", "skipped", "failed", "stopped"
 WRITE_SECONDS = 0.25  # between two changes of a job's file
@@ -75,13 +75,13 @@ class LaunchedSweep:
     jobs: int = 1  # number
     # Of the command that launched the sweep.
     work: Path = field(default_factory=Path.cwd)  # its folder
-    variables: Mapping[str, str] = field(default_factory=signals.own_variables)
+    variables: Mapping[str, str] = field(default_factory=signals.pe_bench_variables)
     process: int = field(default_factory=os.getpid)  # id
 
     def write(self, state: JobState) -> None:
         """Write a job's state; an error of writing is ignored, because only the display needs the state."""
         target = self.file(state.number, "json")
-        temporary = target.with_name(f"{TEMPORARY}{os.getpid()}-{target.name}")
+        temporary = target.with_name(f"{TEMPORARY_PREFIX}{os.getpid()}-{target.name}")
         with suppress(OSError):
             target.parent.mkdir(parents=True, exist_ok=True)
             temporary.write_text(json.dumps(asdict(state)), encoding="utf-8")
@@ -165,7 +165,7 @@ def run_in_child(state: JobState, sweep: LaunchedSweep, config: Config) -> None:
             while child.is_alive():
                 child.join(ALIVE_SECONDS)
                 if is_worker and os.getppid() != parent:
-                    os._exit(signals.EXIT_CODE)  # the launcher is gone; the child saves by itself
+                    os._exit(signals.INTERRUPTED_EXIT_CODE)  # the launcher is gone; the child saves by itself
         finally:
             child.kill()  # if it still waits or starts when the sweep is stopped
     last = sweep.latest(state)
@@ -197,7 +197,7 @@ def _let_child_save(child: Any, stop: Path) -> Iterator[None]:
         if callable(handlers_before[number]):
             handlers_before[number](number, frame)
 
-    with handled(FROM_TERMINAL, signal.SIG_IGN), handled(FROM_OTHERS, save_and_pass_on):
+    with handling_signals(FROM_TERMINAL, signal.SIG_IGN), handling_signals(FROM_OTHERS, save_and_pass_on):
         yield
 
 
@@ -267,7 +267,7 @@ def _do_job(state: JobState, sweep: LaunchedSweep, config: Config) -> None:
             os.dup2(log.fileno(), standard)
     progress = JobProgress(sweep, state)
     began = time.time()
-    with handled(FROM_TERMINAL, signal.SIG_IGN), signals.stop_on_signal(FROM_OTHERS):
+    with handling_signals(FROM_TERMINAL, signal.SIG_IGN), signals.stop_on_signal(FROM_OTHERS):
         try:
             _watch_for_end(sweep, sweep.file(state.number, "stop"))
             with report_cost_to(progress.expect):
@@ -313,7 +313,7 @@ def _watch_for_end(sweep: LaunchedSweep, stop: Path) -> None:
     def end_with_parent() -> None:
         while parent.is_alive() and not sweep.is_stopped and not stop.exists():
             parent.join(POLL_SECONDS)
-        signals.ask_to_end()
+        signals.send_sigterm_to_self()
 
     threading.Thread(target=end_with_parent, daemon=True).start()
 

@@ -249,10 +249,10 @@ def _stopped_by_signals(sweep: LaunchedSweep, view: SweepView) -> Iterator[None]
             raise signals.Stopped
         elif time.monotonic() - first >= signals.DEBOUNCE_SECONDS:
             # A launcher would wait for its workers. The jobs find that this process is gone, and end.
-            signals.end_workers()
+            signals.kill_launcher_workers()
             view.console.show_cursor(True)
             signals.write_line("quitting; jobs will finish their step, save and exit")
-            os._exit(signals.EXIT_CODE)
+            os._exit(signals.INTERRUPTED_EXIT_CODE)
 
-    with signals.handled(signals.STOP_SIGNALS, stop):
+    with signals.handling_signals(signals.STOP_SIGNALS, stop):
         yield

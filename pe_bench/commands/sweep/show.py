@@ -13,9 +13,9 @@ from rich.text import Text
 
 from pe_bench.commands.sweep.jobs import DONE, FAILED, RUNNING, SKIPPED, STOPPED, JobState, LaunchedSweep
 from pe_bench.errors import RunError
-from pe_bench.system.cost import WORTH_SAYING, cost_text, count
+from pe_bench.system.cost import MIN_PRINTED_SECONDS, cost_text, count
 from pe_bench.system.signals import Stopped
-from pe_bench.system.terminal import LINES_PER_RUN, bar_text, duration, say, wrap
+from pe_bench.system.terminal import PROGRESS_LINES_PER_RUN, bar_text, duration, say, wrap
 
 STOPPING_NOTE = "  stopping: each job saves (Ctrl-C again to quit now)"
 
@@ -56,7 +56,7 @@ class SweepView(Live):
         before, last = self._printed.get(state.number, ("", ""))
         progress_mark: str = state.state
         if state.state == RUNNING:
-            progress_mark = f"{int(state.share * LINES_PER_RUN)}"
+            progress_mark = f"{int(state.share * PROGRESS_LINES_PER_RUN)}"
             line = state.text if before or not state.has_worked else "begins"
             is_due = progress_mark > before and line != last and not self.console.is_terminal
         else:
@@ -81,7 +81,7 @@ class SweepView(Live):
         left = max(self.sweep.jobs, len(states)) - ended
         mean = sum(state.expected for state in known) / len(known)
         seconds = mean * math.ceil(left / at_work)
-        if seconds >= WORTH_SAYING:
+        if seconds >= MIN_PRINTED_SECONDS:
             text = cost_text(count(left, "run"), seconds, known[0].cores)
             if at_work > 1:
                 text += f" each, {at_work} at a time"

@@ -17,7 +17,7 @@ from pe_bench.commands.try_change import sequential
 from pe_bench.commands.try_change.sequential import FIRST_LOOK, LOOKS, Look, look, seeds_to_settle
 from pe_bench.config.arguments import overrides_in
 from pe_bench.config.schema import Config
-from pe_bench.config.sweeps import Planned, by_key, planned_job
+from pe_bench.config.sweeps import Planned, by_key, plan_job
 from pe_bench.errors import RunError, UserError, require
 from pe_bench.report.build import tables_of_rows
 from pe_bench.report.records import BITS, NATS, BreakPoint, Line
@@ -26,7 +26,7 @@ from pe_bench.runs.rows import ALL, APART, Row, has_number, level_of
 from pe_bench.runs.typed import called_with
 from pe_bench.system.cost import Cost, count, print_cost_once
 from pe_bench.system.files import Lock, write_json
-from pe_bench.system.machine import today
+from pe_bench.system.machine import utc_now
 from pe_bench.system.signals import INTERRUPTIONS
 from pe_bench.system.terminal import say
 from pe_bench.system.version import own_version
@@ -248,8 +248,8 @@ def try_change(
     }
     chosen_values |= {"eval.lengths": numbers, "results_dir": str(results / RUNS_FOLDER)}
     _refuse_chosen(overrides)
-    changed = planned_job(overrides, search, choice=overrides_in(change), values=chosen_values)
-    baseline = planned_job(overrides, search, choice=overrides_in(against), values=chosen_values)
+    changed = plan_job(overrides, search, choice=overrides_in(change), values=chosen_values)
+    baseline = plan_job(overrides, search, choice=overrides_in(against), values=chosen_values)
     tried = _prepare_try(kind, changed.config, baseline.config)
     # The name of a run has a hash of its encoding's code.
     same_code = [kept for kept in read_tries(results) if kept.change_run == tried.change_run]
@@ -384,7 +384,7 @@ def _prepare_try(kind: TryKind, change_config: Config, baseline_config: Config) 
     message = f"{change.label} is compared with itself"
     require(run != baseline_run, f"{message}: give another run or encoding with --against")
     sides = (change.label, baseline.label, run, baseline_run)
-    tried = Try(kind, 0, *sides, train_length, lengths, today())
+    tried = Try(kind, 0, *sides, train_length, lengths, utc_now())
     return replace(tried, evaluation=_evaluation_hash(change.config))
 
 

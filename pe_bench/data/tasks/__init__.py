@@ -14,8 +14,8 @@ from pe_bench.config.groups import names_in
 from pe_bench.errors import require
 from pe_bench.values import AtLeast2, check_type, unknown
 
-FORMAT = 1  # the version of all examples: raise it when they change for an equal seed
-STREAMS = {"training": 0x7A5C, "validation": 0x7A5D}  # streams of random numbers, one for each side
+EXAMPLES_VERSION = 1  # the version of all examples: raise it when they change for an equal seed
+RANDOM_STREAMS = {"training": 0x7A5C, "validation": 0x7A5D}  # streams of random numbers, one for each side
 BEGIN, SEPARATOR, END, PADDING = "<begin>", "<sep>", "<end>", "<pad>"
 
 
@@ -39,16 +39,16 @@ class Task(ABC):
     @property
     @abstractmethod
     def symbols_and_signs(self) -> list[str]:
-        """Return the text of every token id but the padding."""
+        """Return the text of every token id, except the padding."""
 
     @property
     @abstractmethod
     def chance(self) -> float:
-        """Return the accuracy of guessing among the possible tokens of an answer."""
+        """Return the accuracy of random guesses among the tokens that an answer may have, 0 to 1."""
 
     @property
     def most(self) -> int | None:
-        """Return the largest size; None for no limit."""
+        """Return the largest size of an example; None for no limit."""
         return None
 
     @abstractmethod
@@ -74,12 +74,12 @@ class Task(ABC):
     @property
     def hash(self) -> str:
         """Return a hash of the task and its options; equal hashes and seeds give equal examples."""
-        parts = repr((FORMAT, self.name, sorted(asdict(self).items())))
+        parts = repr((EXAMPLES_VERSION, self.name, sorted(asdict(self).items())))
         return hashlib.sha256(parts.encode()).hexdigest()[:16]
 
     def examples_at(self, length: int, count: int, seed: int) -> list[Example]:
         """Return examples to score at a length, of the largest size that fits, the same at every call."""
-        rng = np.random.default_rng([seed, STREAMS["validation"], length, 0])
+        rng = np.random.default_rng([seed, RANDOM_STREAMS["validation"], length, 0])
         return [self.example(rng, self.size_at(length)) for _ in range(count)]
 
     def ids(self, *texts: str) -> list[int]:
@@ -114,7 +114,7 @@ def symbol_texts(count: int) -> list[str]:
 
 @dataclass(frozen=True)
 class StringCopy(Task):
-    """A copy of a string: tokens that show the string, a separator, the string and an end."""
+    """A task to copy a string: tokens with the string, a separator, the string again and an end."""
 
     symbols: AtLeast2
 
@@ -133,16 +133,16 @@ class StringCopy(Task):
         """Return the symbols of a string, int64 [size]."""
         return rng.integers(self.symbols, size=size)
 
-    def shown(self, rng: np.random.Generator, string: np.ndarray) -> np.ndarray:
-        """Return the tokens that show the string."""
+    def tokens_before_separator(self, rng: np.random.Generator, string: np.ndarray) -> np.ndarray:
+        """Return the tokens from which the string is copied: its symbols, perhaps among other tokens."""
         return string
 
     def example(self, rng: np.random.Generator, size: int) -> Example:
         string = self.string(rng, size)
-        shown = self.shown(rng, string)
+        tokens_before_separator = self.tokens_before_separator(rng, string)
         begin, separator, end = self.ids(BEGIN, SEPARATOR, END)
-        tokens = np.array([begin, *shown, separator, *string, end])
-        separator_index = len(shown) + 1
+        tokens = np.array([begin, *tokens_before_separator, separator, *string, end])
+        separator_index = len(tokens_before_separator) + 1
         return Example(tokens, np.arange(len(tokens)) > separator_index)
 
 

@@ -15,6 +15,6 @@ from pe_bench.values import AtLeast2
 
 @dataclass(frozen=True)
 class Copy(StringCopy):
-    """Copy of a string, symbols of which may repeat."""
+    """A task to copy a string whose symbols may repeat."""
 
     symbols: AtLeast2 = 26

@@ -18,7 +18,7 @@ from pe_bench.values import AtLeast2
 
 @dataclass(frozen=True)
 class CopyUnique(StringCopy):
-    """Copy of a string of different symbols."""
+    """A task to copy a string of different symbols."""
 
     symbols: AtLeast2 = 128
 

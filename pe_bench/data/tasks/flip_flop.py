@@ -18,7 +18,7 @@ from pe_bench.values import Share
 
 @dataclass(frozen=True)
 class FlipFlop(Task):
-    """Memory of one bit; `ignore` is the chance that an instruction does nothing."""
+    """A task to remember one bit; `ignore` is the chance that an instruction does nothing."""
 
     smallest_size: ClassVar[int] = 2
 

@@ -19,7 +19,7 @@ from pe_bench.values import AtLeast1, AtLeast2
 
 @dataclass(frozen=True)
 class Index(Task):
-    """The symbol at an offset from another; `reach` is the largest offset."""
+    """A task to name the symbol at an offset from another symbol; `reach` is the largest offset."""
 
     smallest_size: ClassVar[int] = 2
 

@@ -16,7 +16,7 @@ from pe_bench.data.tasks import BEGIN, SEPARATOR, Example, Task
 
 @dataclass(frozen=True)
 class Majority(Task):
-    """Majority of bits."""
+    """A task to name the more frequent of two bits."""
 
     @property
     def symbols_and_signs(self) -> list[str]:

@@ -18,12 +18,12 @@ from pe_bench.errors import require
 from pe_bench.values import AtLeast2
 
 BLANK = "_"
-POWER = 0.01
+GAP_POWER = 0.01
 
 
 @dataclass(frozen=True)
 class MultiQueryRecall(Task):
-    """Recall of values by keys; `spread` is the number of tokens of an example for each of its pairs."""
+    """A task to recall values by their keys; `spread` is the number of an example's tokens for each pair."""
 
     symbols: AtLeast2 = 64  # keys, and as many values
     spread: int = 8
@@ -53,7 +53,7 @@ class MultiQueryRecall(Task):
         keys = rng.permutation(self.symbols)[:size]
         values = self.symbols + rng.integers(self.symbols, size=size)
         places = (self.spread - 2) * size // 2  # places for a query and its value
-        weights = np.arange(1, places + 1) ** (POWER - 1)
+        weights = np.arange(1, places + 1) ** (GAP_POWER - 1)
         chosen = rng.choice(places, size=size, replace=False, p=weights / weights.sum())
         blank, begin = self.ids(BLANK, BEGIN)
         queries = np.full((places, 2), blank)

@@ -19,7 +19,7 @@ BLANK = "_"
 
 @dataclass(frozen=True)
 class SelectiveCopy(StringCopy):
-    """Copy of the symbols between blanks; `blanks` is their number for each symbol."""
+    """A task to copy the symbols between blanks; `blanks` is the number of blanks for each symbol."""
 
     symbols: AtLeast2 = 16
     blanks: Natural = 1
@@ -31,7 +31,7 @@ class SelectiveCopy(StringCopy):
     def tokens(self, size: int) -> int:
         return (2 + self.blanks) * size + 3
 
-    def shown(self, rng: np.random.Generator, string: np.ndarray) -> np.ndarray:
+    def tokens_before_separator(self, rng: np.random.Generator, string: np.ndarray) -> np.ndarray:
         blank = self.symbols
         mixed = np.full((1 + self.blanks) * len(string), blank)
         places = rng.permutation(len(mixed))[: len(string)]

@@ -24,7 +24,7 @@ from pe_bench.encodings.base import LayerEncoding
 from pe_bench.encodings.bias.alibi import alibi_slopes
 
 # Added to a distance of 0, whose powers would have no gradient.
-SMALL = 1e-5
+ADDED_TO_DISTANCE = 1e-5
 
 
 class BAM(LayerEncoding):
@@ -38,4 +38,4 @@ class BAM(LayerEncoding):
         shape = self.shape.unsqueeze(-1)
         scale = self.scale.exp().unsqueeze(-1)
         shifted = distance + 2 * self.location.sinh().unsqueeze(-1)
-        return -scale * (shifted.abs() + SMALL) ** shape
+        return -scale * (shifted.abs() + ADDED_TO_DISTANCE) ** shape

@@ -23,9 +23,9 @@ from torch import Tensor, nn
 from pe_bench.encodings.base import AtLeast1, LayerEncoding, Side, batch_first, full_precision
 
 # Keeps a fraction of 0 from being 0 / 0.
-SMALL = 1e-6
+ADDED_TO_DENOMINATOR = 1e-6
 # Pairs of a query and a key computed at a time on a CPU; the hidden layers of more pairs overflow its caches.
-PAIRS = 8_192
+PAIRS_AT_ONCE = 8_192
 
 
 class FIRE(LayerEncoding):
@@ -51,7 +51,7 @@ class FIRE(LayerEncoding):
         # The fractions of neighbours are one number in half precision, even where a model is autocast.
         with full_precision(queries.position):
             fraction = self.fractions(queries.position, keys.position)
-            size = PAIRS if fraction.device.type == "cpu" else fraction.numel()
+            size = PAIRS_AT_ONCE if fraction.device.type == "cpu" else fraction.numel()
             pairs = [self._network(pairs) for pairs in fraction.flatten().split(size)]
             bias = torch.cat(pairs, -1)
         return batch_first(bias.unflatten(-1, fraction.shape))
@@ -71,7 +71,7 @@ class FIRE(LayerEncoding):
         distance = (i.unsqueeze(-1) - j.unsqueeze(-2)).clamp(min=0)
         learned_threshold = self.threshold * self.m.abs()
         normaliser = torch.maximum(i, learned_threshold).unsqueeze(-1)
-        return self._psi(distance) / (self._psi(normaliser) + SMALL)
+        return self._psi(distance) / (self._psi(normaliser) + ADDED_TO_DENOMINATOR)
 
     def _psi(self, x: Tensor) -> Tensor:
         return torch.log1p(self.c.abs() * x)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from pe_bench.encodings.base import LayerEncoding, bounded
 
-SMALLEST = 0.01
+SMALLEST_PARAMETER = 0.01
 
 
 class KerpleLog(LayerEncoding):
@@ -31,6 +31,6 @@ class KerpleLog(LayerEncoding):
         self.a = nn.Parameter(torch.rand(n_heads))
 
     def distance_bias(self, distance: Tensor) -> Tensor:
-        p = bounded(self.p, SMALLEST).unsqueeze(-1)
-        a = bounded(self.a, SMALLEST).unsqueeze(-1)
+        p = bounded(self.p, SMALLEST_PARAMETER).unsqueeze(-1)
+        a = bounded(self.a, SMALLEST_PARAMETER).unsqueeze(-1)
         return -p * torch.log1p(a * distance)

@@ -17,13 +17,13 @@ the formula, as in `kerple_log`.
 from torch import Tensor
 
 from pe_bench.encodings.base import bounded
-from pe_bench.encodings.bias.kerple_log import SMALLEST, KerpleLog
+from pe_bench.encodings.bias.kerple_log import SMALLEST_PARAMETER, KerpleLog
 
-MAX_POWER = 2.0
+MAX_KERNEL_POWER = 2.0
 
 
 class KerplePower(KerpleLog):
     def distance_bias(self, distance: Tensor) -> Tensor:
-        p = bounded(self.p, SMALLEST, MAX_POWER).unsqueeze(-1)
-        a = bounded(self.a, SMALLEST).unsqueeze(-1)
+        p = bounded(self.p, SMALLEST_PARAMETER, MAX_KERNEL_POWER).unsqueeze(-1)
+        a = bounded(self.a, SMALLEST_PARAMETER).unsqueeze(-1)
         return -a * distance**p

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from pe_bench.encodings.base import LayerEncoding
 from pe_bench.errors import require
 
-BASE = 10_000.0
+SINUSOID_BASE = 10_000.0
 
 
 class Sandwich(LayerEncoding):
@@ -43,7 +43,7 @@ class Sandwich(LayerEncoding):
         # A block of scores has few distances, each of them many times.
         distances, places = distance.unique(return_inverse=True)
         waves = torch.arange(1, self.width // 2 + 1, dtype=torch.float64, device=distance.device)
-        frequencies = BASE ** (-2 * waves / self.width)
+        frequencies = SINUSOID_BASE ** (-2 * waves / self.width)
         angle = distances.double().unsqueeze(-1) * frequencies
         profile = (angle.cos() - 1).sum(-1)
         return profile.to(self.ratios.dtype)[places] / self.ratios.unsqueeze(-1)

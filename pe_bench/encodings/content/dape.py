@@ -29,13 +29,13 @@ from pe_bench.errors import require
 
 Inner = Literal["alibi", "kerple_log", "fire"]
 # Pairs of a query and a key computed at a time on a CPU; the hidden layers of more pairs overflow its caches.
-PAIRS = 2_048
+PAIRS_AT_ONCE = 2_048
 
 
 class DAPE(LayerEncoding):
     """Options:
 
-    train_length: not read but for threshold
+    train_length: only sets the default of threshold
     inner: whose bias is read: alibi, kerple_log or fire
     threshold: of inner=fire alone; null: an eighth of train_length
     d_hidden: width of the hidden layer of f
@@ -73,19 +73,19 @@ class DAPE(LayerEncoding):
         with full_precision(scores):
             both = torch.cat([scores, bias.expand_as(scores)], 1)
             pairs = both.to(self.hidden.weight.dtype).flatten(2)  # [B, 2 H, Q N]
-            size = PAIRS if pairs.device.type == "cpu" else pairs.shape[-1]
+            size = PAIRS_AT_ONCE if pairs.device.type == "cpu" else pairs.shape[-1]
             changes = [self._network(some) for some in pairs.split(size, -1)]
             change = torch.cat(changes, -1)
         return scores + bias + change.view_as(scores)
 
     def _network(self, pairs: Tensor) -> Tensor:
         """Compute f of pairs [B, 2 H, n] as [B, H, n], one row of memory for each neuron and each head."""
-        hidden = nn.functional.leaky_relu(_applied(self.hidden, pairs))
-        return _applied(self.output, hidden)
+        hidden = nn.functional.leaky_relu(_apply_to_features(self.hidden, pairs))
+        return _apply_to_features(self.output, hidden)
 
 
-def _applied(linear: nn.Linear, x: Tensor) -> Tensor:
-    """Apply a linear layer to the second axis of x [B, features, n]."""
+def _apply_to_features(linear: nn.Linear, x: Tensor) -> Tensor:
+    """Apply a linear layer to the features, the second axis of x [B, features, n]."""
     weight = linear.weight.expand(len(x), -1, -1)
     intercept = linear.bias.unsqueeze(-1).expand(len(x), -1, -1)
     return torch.baddbmm(intercept, weight, x)

@@ -32,8 +32,8 @@ from pe_bench.encodings.rotary.rope import angles_at, rope_frequencies, turn_bot
 from pe_bench.errors import require
 
 FROM_CONTENT = "darope_from_content"
-CLIPPED = 1e-6
-SPREAD = 0.1
+POSITION_CLIP = 1e-6
+INITIAL_STD = 0.1
 INITIAL_ALPHA = 0.5
 
 
@@ -57,7 +57,7 @@ class DaRoPE(LayerEncoding):
         self.train_length = train_length
         self.fast = nn.Buffer(frequencies[is_fast], persistent=False)
         self.slow = nn.Buffer(frequencies[~is_fast], persistent=False)
-        self.weight = nn.Parameter(SPREAD * torch.randn(n_heads, d_model))
+        self.weight = nn.Parameter(INITIAL_STD * torch.randn(n_heads, d_model))
         self.alpha = nn.Parameter(torch.full((n_heads,), INITIAL_ALPHA))
 
     def prepare(self, x: Tensor) -> dict[str, Tensor]:
@@ -80,6 +80,6 @@ class DaRoPE(LayerEncoding):
         """Return the coordinate of each token in each head [B, H, N], between 0 and the training length."""
         share = (keys.position.double() + 0.5) / self.train_length
         from_content = keys.values[FROM_CONTENT]
-        from_position = share.logit(CLIPPED).to(from_content.dtype)  # [N] or [B, 1, N]
+        from_position = share.logit(POSITION_CLIP).to(from_content.dtype)  # [N] or [B, 1, N]
         alpha = self.alpha.to(from_content.dtype).unsqueeze(-1)
         return self.train_length * (from_content + alpha * from_position).sigmoid()

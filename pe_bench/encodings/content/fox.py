@@ -66,6 +66,6 @@ class FoX(LayerEncoding):
 
 
 def _whole_and_rest(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Split numbers into the nearest whole number, without a gradient, and the rest."""
+    """Split each number into the nearest whole number, without a gradient, and the rest, with it."""
     whole = x.detach().round()
     return whole, x - whole

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from pe_bench.encodings.base import Base, Side, distances, precise
 from pe_bench.encodings.rotary.rope import Layout, RoPE
 
-ONE = math.log(math.e - 1)  # its softplus is 1
+INVERSE_SOFTPLUS_OF_1 = math.log(math.e - 1)  # its softplus is 1
 
 
 class GAPE(RoPE):
@@ -44,7 +44,7 @@ class GAPE(RoPE):
     ):
         super().__init__(d_head, base, layout)
         self.train_length = train_length
-        self.gamma = nn.Parameter(torch.full((n_heads,), ONE))
+        self.gamma = nn.Parameter(torch.full((n_heads,), INVERSE_SOFTPLUS_OF_1))
         spread = 1 / math.sqrt(d_head)
         self.query = nn.Parameter(spread * torch.randn(n_heads, d_head))
         self.query_intercept = nn.Parameter(torch.zeros(n_heads))
@@ -76,7 +76,10 @@ class GAPE(RoPE):
 
 
 def centred_positions(queries: Side, keys: Side) -> tuple[Tensor, Tensor]:
-    """Return positions counted from the middle of the text, where float32 products of them lose least."""
+    """Return the positions of queries and of keys, counted from the middle of the text.
+
+    Products of such positions lose the fewest digits of float32.
+    """
     first = keys.position[..., :1]
     middle = first + (keys.position[..., -1:] - first) // 2
     return queries.position - middle, keys.position - middle

@@ -29,7 +29,7 @@ from pe_bench.encodings.content.gape import centred_positions
 
 Of = Literal["both", "query", "key"]
 SMALLEST_NORM = 1e-6
-ONE = math.log(math.e - 1)  # its softplus is 1
+INVERSE_SOFTPLUS_OF_1 = math.log(math.e - 1)  # its softplus is 1
 
 
 class GrapeA(LayerEncoding):
@@ -43,7 +43,7 @@ class GrapeA(LayerEncoding):
     def __init__(self, n_heads: int, d_head: int, of: Of = "both"):
         super().__init__()
         self.slopes = nn.Buffer(torch.tensor(alibi_slopes(n_heads)), persistent=False)
-        self.omega = nn.Parameter(torch.full((n_heads,), ONE))
+        self.omega = nn.Parameter(torch.full((n_heads,), INVERSE_SOFTPLUS_OF_1))
         spread = 1 / math.sqrt(d_head)
         self.query = None if of == "key" else nn.Parameter(spread * torch.randn(n_heads, d_head))
         self.key = None if of == "query" else nn.Parameter(spread * torch.randn(n_heads, d_head))

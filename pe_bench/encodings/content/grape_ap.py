@@ -29,7 +29,7 @@ from pe_bench.encodings.initial import random_matrix
 from pe_bench.encodings.rotary.rope import require_pairs, rotate
 
 DIRECTION = "grape_ap_direction"
-EPSILON = torch.finfo(torch.float32).eps
+NORM_EPSILON = torch.finfo(torch.float32).eps
 
 
 class GrapeAP(LayerEncoding):
@@ -53,7 +53,7 @@ class GrapeAP(LayerEncoding):
         with full_precision(x):
             p = torch.einsum("hwd,btd->bhwt", self.weight, x.to(self.weight.dtype))
             mean_square = p.square().mean(-2, keepdim=True)
-            return {DIRECTION: p * (mean_square + EPSILON).rsqrt()}  # [B, H, width, T]
+            return {DIRECTION: p * (mean_square + NORM_EPSILON).rsqrt()}  # [B, H, width, T]
 
     def bias(self, queries: Side, keys: Side) -> Tensor:
         p = queries.values[DIRECTION].mT

@@ -24,9 +24,9 @@ from pe_bench.encodings.base import AtLeast1, LayerEncoding, Side, full_precisio
 from pe_bench.encodings.initial import random_matrix, random_taps
 
 DIRECTION, STRENGTH = "path_direction", "path_strength"
-TAPS = 3
-CHUNK = 64  # keys
-EPSILON = 1e-6
+CONVOLUTION_TAPS = 3
+KEYS_PER_CHUNK = 64  # keys
+NORM_EPSILON = 1e-6
 
 
 class Path(LayerEncoding):
@@ -42,7 +42,7 @@ class Path(LayerEncoding):
         self.n_heads = n_heads
         self.down = random_matrix(rank, d_model)
         self.up = random_matrix(n_heads * d_head, rank)
-        self.conv = random_taps(n_heads * d_head, TAPS)
+        self.conv = random_taps(n_heads * d_head, CONVOLUTION_TAPS)
         self.weight = random_matrix(n_heads, d_model)
         self.intercept = nn.Parameter(torch.zeros(n_heads))
 
@@ -52,12 +52,12 @@ class Path(LayerEncoding):
             x = x.to(self.weight.dtype)
             compressed = nn.functional.linear(x, self.down)
             mapped = nn.functional.linear(compressed, self.up).mT
-            before = nn.functional.pad(mapped, (TAPS - 1, 0))
+            before = nn.functional.pad(mapped, (CONVOLUTION_TAPS - 1, 0))
             mixed = nn.functional.conv1d(before, self.conv.unsqueeze(1), groups=len(self.conv))
             activated = nn.functional.silu(mixed)
             direction = activated.unflatten(1, (self.n_heads, -1))  # [B, H, K, T]
             square = direction.square().sum(-2, keepdim=True)
-            norm = (square + EPSILON).sqrt()
+            norm = (square + NORM_EPSILON).sqrt()
             gate = nn.functional.linear(x, self.weight, self.intercept)
             strength = 2 * gate.sigmoid().mT  # [B, H, T]
             return {DIRECTION: direction / norm, STRENGTH: strength}
@@ -74,8 +74,8 @@ class Path(LayerEncoding):
         dtype = torch.promote_types(queries.x.dtype, directions.dtype)
         u = queries.x.to(dtype)
         scores: list[Tensor] = []
-        for stop in range(keys.x.shape[-2], 0, -CHUNK):
-            chunk = slice(max(0, stop - CHUNK), stop)
+        for stop in range(keys.x.shape[-2], 0, -KEYS_PER_CHUNK):
+            chunk = slice(max(0, stop - KEYS_PER_CHUNK), stop)
             w = directions[..., chunk, :].to(dtype)
             k = keys.x[..., chunk, :].to(dtype)
             beta = keys.values[STRENGTH][..., chunk].unsqueeze(-2).to(dtype)

@@ -37,8 +37,8 @@ from pe_bench.encodings.rotary.rope import RoPE, angles_at, rope_frequencies, tu
 from pe_bench.errors import require
 
 POSITION = "repo_position"
-SPREAD = 0.02
-CUT_OFF = 3 * SPREAD
+INITIAL_STD = 0.02
+CUT_OFF = 3 * INITIAL_STD
 
 
 class RePo(PositionalEncoding):
@@ -107,5 +107,5 @@ class RePoLayer(LayerEncoding):
 
 def _initial_weights(*shape: int) -> nn.Parameter:
     weights = nn.Parameter(torch.empty(shape))
-    nn.init.trunc_normal_(weights, std=SPREAD, a=-CUT_OFF, b=CUT_OFF)
+    nn.init.trunc_normal_(weights, std=INITIAL_STD, a=-CUT_OFF, b=CUT_OFF)
     return weights

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-BLOCK = 512  # keys
+KEYS_PER_BLOCK = 512  # keys
 
 
 def suffix_sums(
@@ -17,12 +17,12 @@ def suffix_sums(
     `is_settled` is true for all sums [.., 1] from a block's first key: earlier keys then do not matter.
     """
     blocks: list[Tensor] = []
-    for stop in range(count, 0, -BLOCK):
-        block = slice(max(0, stop - BLOCK), stop)
+    for stop in range(count, 0, -KEYS_PER_BLOCK):
+        block = slice(max(0, stop - KEYS_PER_BLOCK), stop)
         sums = terms(block).flip(-1).cumsum(-1).flip(-1)
         if blocks:
             sums = sums + blocks[-1][..., :1]
         blocks.append(sums)
-        if stop > BLOCK and is_settled(sums[..., :1]).all():
+        if stop > KEYS_PER_BLOCK and is_settled(sums[..., :1]).all():
             break
     return torch.cat(blocks[::-1], -1)

@@ -26,8 +26,8 @@ from pe_bench.encodings.rotary.rope import rope_frequencies, turn_both
 from pe_bench.errors import require
 
 ANGLES = "selective_rope_angles"
-TAPS = 4
-EPSILON = 1e-6
+CONVOLUTION_TAPS = 4
+NORM_EPSILON = 1e-6
 
 
 class SelectiveRoPE(LayerEncoding):
@@ -48,17 +48,17 @@ class SelectiveRoPE(LayerEncoding):
         pairs = n_heads * d_head // 2
         self.down = random_matrix(rank, d_model)
         self.up = random_matrix(pairs, rank)
-        self.conv = random_taps(pairs, TAPS)
+        self.conv = random_taps(pairs, CONVOLUTION_TAPS)
 
     def prepare(self, x: Tensor) -> dict[str, Tensor]:
         # Errors of an angle add up over thousands of tokens: float64, also where a model is autocast.
         with full_precision(x):
             shares = x.double().unflatten(-1, (self.n_heads, -1))
             squares = shares.square().sum(-1, keepdim=True)
-            normed = shares / (squares + EPSILON).sqrt()
+            normed = shares / (squares + NORM_EPSILON).sqrt()
             compressed = nn.functional.linear(normed.flatten(-2), self.down.double())
             mapped = nn.functional.linear(compressed, self.up.double())
-            before = nn.functional.pad(mapped.mT, (TAPS - 1, 0))
+            before = nn.functional.pad(mapped.mT, (CONVOLUTION_TAPS - 1, 0))
             conv = self.conv.double().unsqueeze(1)
             phi = nn.functional.conv1d(before, conv, groups=len(conv))
             turns = phi.cumsum(-1)

@@ -27,7 +27,7 @@ from torch import Tensor
 from pe_bench.encodings.base import AtLeast1, LengthError, PositionalEncoding
 
 ScoredWith = Literal["random", "arange", "even"]
-GRID = 1024  # real ids are multiples of 1 / GRID, so that float32 holds their differences exactly
+IDS_PER_UNIT = 1024  # real ids are multiples of 1 / 1024, so that float32 holds their differences exactly
 
 
 class Randomized(PositionalEncoding):
@@ -72,4 +72,4 @@ class Randomized(PositionalEncoding):
 
 
 def _rounded_to_grid(ids: Tensor) -> Tensor:
-    return (GRID * ids).floor().div(GRID).float()
+    return (IDS_PER_UNIT * ids).floor().div(IDS_PER_UNIT).float()

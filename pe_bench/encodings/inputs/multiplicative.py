@@ -26,7 +26,7 @@ from pe_bench.encodings.inputs.learned import PAST_TRAINING, Overflow, require_l
 from pe_bench.encodings.inputs.sinusoidal import sinusoids
 
 Positions = Literal["learned", "sinusoidal"]
-BASE = 10_000.0
+SINUSOID_BASE = 10_000.0
 
 
 class Multiplicative(PositionalEncoding):
@@ -71,5 +71,5 @@ class Multiplicative(PositionalEncoding):
     def _positions(self, ids: Tensor) -> Tensor:
         """Return the vectors P [.., D] at positions [..]."""
         if self.table is None:
-            return sinusoids(ids, self.d_model, BASE, "interleaved")
+            return sinusoids(ids, self.d_model, SINUSOID_BASE, "interleaved")
         return table_rows(self.table, ids, self.overflow)

@@ -33,7 +33,7 @@ from pe_bench.encodings.compose import stack
 from pe_bench.encodings.masks.sliding_window import SlidingWindow
 from pe_bench.errors import require
 
-SHARED = {"ids": "position ids", "embed": "embeddings"}
+SHARED_HOOKS = {"ids": "position ids", "embed": "embeddings"}
 
 
 class Chunks(LayerEncoding):
@@ -90,7 +90,7 @@ class LocalGlobal(PositionalEncoding):
             if is_global in are_global:
                 part_by_kind[is_global] = build(are_global.count(is_global))
         for is_global, part in part_by_kind.items():
-            for hook, what in SHARED.items():
+            for hook, what in SHARED_HOOKS.items():
                 option = "encoding.global" if is_global else "encoding.local"
                 message = f"changes {what}, which all layers share: choose one that acts in attention"
                 require(not part.overrides(hook), f"{option} {message}")

@@ -33,7 +33,7 @@ from pe_bench.encodings.base import LayerEncoding, NotNegative, Share, Side, ful
 
 SCALE, POWER = "asentmax_scale", "asentmax_power"
 # Relative to the largest logit, after halving: logits 1 or more below the largest have no weight.
-BELOW_ALL = -2.0
+BELOW_ALL_LOGITS = -2.0
 
 
 class ASEntmax(LayerEncoding):
@@ -94,7 +94,7 @@ class _Entmax(torch.autograd.Function):
         shown = scores.masked_fill(~visible, float("-inf"))
         lowest = torch.finfo(scores.dtype).min
         largest = shown.amax(-1, keepdim=True).clamp(min=lowest)
-        halved = ((shown - largest) / 2).clamp(min=BELOW_ALL)
+        halved = ((shown - largest) / 2).clamp(min=BELOW_ALL_LOGITS)
         above = (halved - _threshold(halved)).clamp(min=0)
         root = above.masked_fill(~visible, 0)
         ctx.save_for_backward(root)

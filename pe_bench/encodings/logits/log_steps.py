@@ -19,7 +19,7 @@ Steps of the training length are ours.
 
 from torch import Tensor
 
-from pe_bench.encodings.base import ROTARY, AtLeast1, LayerEncoding, NotNegative, Side, precise
+from pe_bench.encodings.base import ROTARY_ENCODINGS, AtLeast1, LayerEncoding, NotNegative, Side, precise
 
 
 class LogSteps(LayerEncoding):
@@ -32,7 +32,7 @@ class LogSteps(LayerEncoding):
     """
 
     claims = frozenset({"prefix_consistent"})
-    compatible_with = ROTARY | {"nope", "sinusoidal"}
+    compatible_with = ROTARY_ENCODINGS | {"nope", "sinusoidal"}
 
     def __init__(
         self, step: AtLeast1, beta: NotNegative = 0.1, counts_itself: bool = False, smooth: bool = False

@@ -18,7 +18,7 @@ import math
 
 from torch import Tensor
 
-from pe_bench.encodings.base import ROTARY, AtLeast2, Base, LayerEncoding, Side, precise
+from pe_bench.encodings.base import ROTARY_ENCODINGS, AtLeast2, Base, LayerEncoding, Side, precise
 
 
 class LogN(LayerEncoding):
@@ -29,7 +29,7 @@ class LogN(LayerEncoding):
     """
 
     claims = frozenset({"prefix_consistent"})
-    compatible_with = ROTARY | {"nope", "sinusoidal"}
+    compatible_with = ROTARY_ENCODINGS | {"nope", "sinusoidal"}
 
     def __init__(self, train_length: AtLeast2, scale_base: Base | None = None):
         super().__init__()

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from pe_bench.encodings.base import AtLeast1, LayerEncoding, Side, precise
 
-INITIAL = 0.168
+INITIAL_SCALE = 0.168
 
 
 class SSMax(LayerEncoding):
@@ -38,7 +38,7 @@ class SSMax(LayerEncoding):
     def __init__(self, n_heads: int, window: AtLeast1 | None = None, bias: bool = False):
         super().__init__()
         self.window = window
-        self.strength = nn.Parameter(torch.full((n_heads,), INITIAL))
+        self.strength = nn.Parameter(torch.full((n_heads,), INITIAL_SCALE))
         self.offset = nn.Parameter(torch.zeros(n_heads)) if bias else None
 
     def logit_scale(self, queries: Side) -> Tensor:

@@ -24,7 +24,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pe_bench.encodings.base import RELATIVE, ROTARY, LayerEncoding, Positive, Side, precise
+from pe_bench.encodings.base import (
+    RELATIVE_ENCODINGS,
+    ROTARY_ENCODINGS,
+    LayerEncoding,
+    Positive,
+    Side,
+    precise,
+)
 from pe_bench.errors import require
 
 
@@ -34,7 +41,7 @@ class Temperature(LayerEncoding):
     factor: of all logits, or a list with one for each head
     """
 
-    compatible_with = ROTARY | RELATIVE | {"nope"}
+    compatible_with = ROTARY_ENCODINGS | RELATIVE_ENCODINGS | {"nope"}
     searched = "factor"
 
     def __init__(self, n_heads: int, factor: Positive | list[Positive] = 1.2):

@@ -18,7 +18,7 @@ def first_and_window_ranges(first: int, window: int, first_query: int, stop: int
 
 
 def intersection(some: Sequence[range], others: Sequence[range]) -> list[range]:
-    """Return the ranges of the keys in both lists; in each list, ranges rise without overlap."""
+    """Return the ranges of the keys in both lists of ranges; in each list, ranges rise without overlap."""
     common_ranges: list[range] = []
     for a, b in product(some, others):
         overlap = range(max(a.start, b.start), min(a.stop, b.stop))

@@ -11,7 +11,7 @@ Peters, Cohan 2020, "Longformer", arXiv:2004.05150, section 3.1.
 
 from torch import Tensor
 
-from pe_bench.encodings.base import RELATIVE, ROTARY, AtLeast1, LayerEncoding, Side
+from pe_bench.encodings.base import RELATIVE_ENCODINGS, ROTARY_ENCODINGS, AtLeast1, LayerEncoding, Side
 from pe_bench.encodings.masks.ranges import window_ranges
 
 
@@ -22,7 +22,7 @@ class SlidingWindow(LayerEncoding):
     """
 
     paper = "arXiv:2004.05150"
-    compatible_with = ROTARY | RELATIVE | {"nope", "sinusoidal", "learned"}
+    compatible_with = ROTARY_ENCODINGS | RELATIVE_ENCODINGS | {"nope", "sinusoidal", "learned"}
 
     def __init__(self, window: AtLeast1):
         super().__init__()

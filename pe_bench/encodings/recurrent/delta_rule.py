@@ -17,14 +17,14 @@ from pe_bench.encodings.recurrent.recurrence import (
     convolved,
     in_heads,
     rms_normed,
-    unit,
+    unit_norm,
 )
 
 Gate = Literal["silu", "sigmoid"]
 
 
 class DeltaRule(Recurrent):
-    """A state whose values each token corrects by b (v - S^T k), b = sigmoid(u_h . x) or 2 sigmoid(u_h . x).
+    """A layer whose state S each token corrects by b (v - S^T k), b = sigmoid(u_h . x) or 2 sigmoid(u_h . x).
 
     q, k and v are convolved over the last `taps` tokens and pass through SiLU; then q and k are divided by
     their norms, and q by sqrt(K). The output S^T q is divided by its root mean square, scaled and gated.
@@ -56,7 +56,7 @@ class DeltaRule(Recurrent):
         v = self._convolved_and_activated("v", v)
         share = in_heads(x, self.strength, self.n_heads).sigmoid().squeeze(-1)
         strength = self.largest_strength * share
-        return RecurrenceInputs(unit(q) * self.scale, unit(k), v, self.log_decay(x), strength)
+        return RecurrenceInputs(unit_norm(q) * self.scale, unit_norm(k), v, self.log_decay(x), strength)
 
     def output(self, x: Tensor, read: Tensor) -> Tensor:
         gate = self.activation(self.raw_gate(x))

@@ -24,10 +24,10 @@ from torch.nn import functional
 
 from pe_bench.encodings.base import LayerEncoding, full_precision, precise
 
-CHUNK = 32  # tokens
-SEGMENT = 4_096  # tokens computed at once without gradients, which bounds the memory
+TOKENS_PER_CHUNK = 32  # tokens
+TOKENS_PER_SEGMENT = 4_096  # tokens computed at once without gradients, which bounds the memory
 LEAST_LOG_DECAY = -40.0  # e^-40 is lost in a sum with 1; a chunk of smaller decays would overflow float64
-EPSILON = 1e-6
+NORM_EPSILON = 1e-6
 
 
 class RecurrenceInputs(NamedTuple):
@@ -65,7 +65,7 @@ def recurrence(tokens: RecurrenceInputs) -> Tensor:
 
 
 def chunked(tokens: RecurrenceInputs) -> Tensor:
-    """Compute the result of `recurrence` in chunks of tokens; without gradients, also in segments."""
+    """Return the result of `recurrence`, computed in chunks; without gradients, one segment after another."""
     return chunked_with_state(tokens)[0]
 
 
@@ -73,11 +73,11 @@ def chunked_with_state(tokens: RecurrenceInputs) -> tuple[Tensor, Tensor]:
     """Return S^T q of each token [B, H, T, V], and the state after the last token [B, H, K, V]."""
     length = tokens.q.shape[-2]
     state = _zero_state(tokens.q, tokens.v)
-    if torch.is_grad_enabled() or length <= SEGMENT:
+    if torch.is_grad_enabled() or length <= TOKENS_PER_SEGMENT:
         return _read_segment(tokens, state)
     outputs = []
-    for start in range(0, length, SEGMENT):
-        part = slice(start, start + SEGMENT)
+    for start in range(0, length, TOKENS_PER_SEGMENT):
+        part = slice(start, start + TOKENS_PER_SEGMENT)
         segment = [None if each is None else each[:, :, part] for each in tokens]
         output, state = _read_segment(RecurrenceInputs(*segment), state)  # pyright: ignore[reportArgumentType]
         outputs.append(output)
@@ -131,9 +131,9 @@ def _read_segment(tokens: RecurrenceInputs, state: Tensor) -> tuple[Tensor, Tens
 
 def _in_chunks(x: Tensor) -> Tensor:
     """Return x [B, H, T, *] as [B, H, n, C, *], filled up with zeros, which leave the state unchanged."""
-    missing = -x.shape[-2] % CHUNK
+    missing = -x.shape[-2] % TOKENS_PER_CHUNK
     padded = functional.pad(x, (0, 0, 0, missing))
-    return padded.unflatten(2, (-1, CHUNK))
+    return padded.unflatten(2, (-1, TOKENS_PER_CHUNK))
 
 
 def _pair_products(passed: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
@@ -148,7 +148,7 @@ def _pair_products(passed: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
         decays = differences.masked_fill(~is_earlier, -math.inf).exp()
         return lambda a, b: (a @ b.mT) * decays
     # A product of two factors: exponents relative to the chunk's middle do not overflow float64.
-    half = CHUNK // 2
+    half = TOKENS_PER_CHUNK // 2
     middle = passed[..., half : half + 1, :].double()
     from_middle = passed.double() - middle
     later = from_middle.exp()
@@ -169,7 +169,7 @@ class Recurrent(LayerEncoding, ABC):
 
     @abstractmethod
     def tokens(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> RecurrenceInputs:
-        """Return the tokens' part in the recurrence, from the input x [B, T, D] and q, k, v [B, H, T, K]."""
+        """Return the inputs of the recurrence, from the layer's x [B, T, D] and q, k, v [B, H, T, K]."""
 
     def output(self, x: Tensor, read: Tensor) -> Tensor:
         """Return the layer's output [B, H, T, K] from S^T q of each token, `read`."""
@@ -221,15 +221,15 @@ def convolved(x: Tensor, taps: Tensor) -> Tensor:
     return total
 
 
-def unit(x: Tensor) -> Tensor:
+def unit_norm(x: Tensor) -> Tensor:
     """Return x [.., K] divided by its norm."""
     square = x.square().sum(-1, keepdim=True)
-    return x * (square + EPSILON).rsqrt()
+    return x * (square + NORM_EPSILON).rsqrt()
 
 
 def rms_normed(x: Tensor) -> Tensor:
     mean_square = x.square().mean(-1, keepdim=True)
-    return x * (mean_square + EPSILON).rsqrt()
+    return x * (mean_square + NORM_EPSILON).rsqrt()
 
 
 def in_heads(x: Tensor, matrix: Tensor, n_heads: int) -> Tensor:

@@ -25,7 +25,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from pe_bench.encodings.base import ROTARY, Base, Fraction, LayerEncoding, Side, precise
+from pe_bench.encodings.base import ROTARY_ENCODINGS, Base, Fraction, LayerEncoding, Side, precise
 from pe_bench.errors import require
 from pe_bench.native.inductor import fused_on_gpu
 from pe_bench.native.layers import is_rotated_natively, rotated
@@ -236,7 +236,7 @@ class Rotary(LayerEncoding):
     fraction_of: features, the first (partial_rope), or frequencies, the highest (p_rope)
     """
 
-    compatible_with = ROTARY
+    compatible_with = ROTARY_ENCODINGS
 
     d_head: int
     _: KW_ONLY

@@ -24,7 +24,7 @@ from pe_bench.encodings.base import AtLeast2, Factor, LayerEncoding, Side, preci
 from pe_bench.encodings.rotary.rope import RoPE, Rotary, rope_frequencies, rotate
 from pe_bench.errors import require
 
-ROUNDING = 1e-12  # the rounding error of float64
+ROUND_OFF = 1e-12  # the rounding error of float64
 
 
 class Scaled(NamedTuple):
@@ -107,8 +107,8 @@ def rotation_at(layer: LayerEncoding, window: int) -> Scaled | None:
     return None
 
 
-def turn_alike(one: LayerEncoding, other: LayerEncoding, window: int, tolerance: float = ROUNDING) -> bool:
-    """Return true if two layers turn queries and keys alike, to rounding, in a window of `window` tokens."""
+def turn_alike(one: LayerEncoding, other: LayerEncoding, window: int, tolerance: float = ROUND_OFF) -> bool:
+    """Return true if two layers have equal rotations, up to `tolerance`, in a window of `window` tokens."""
     first = rotation_at(one, window)
     second = rotation_at(other, window)
     if first is None or second is None:

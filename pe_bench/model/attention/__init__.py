@@ -36,9 +36,9 @@ FLEX = AttentionPath("fused flex", fused_flex_attention)
 NATIVE = AttentionPath("native", native_attention)
 NATIVE_COLUMN = AttentionPath("native column", native_column_attention)
 
-UNFUSED = ("adjust", "weights", "mix")  # hooks that only the reference calls
+REFERENCE_ONLY_HOOKS = ("adjust", "weights", "mix")  # hooks that only the reference calls
 # PyTorch's kernels score longer texts: with some biases they leave out most keys.
-NATIVE_TOKENS = 8_192
+MAX_NATIVE_TOKENS = 8_192
 # Hooks that FlexAttention adds to PyTorch's fused attention.
 FLEX_HOOKS = ("visible", "bias", "distance_bias", "null_logit")
 
@@ -59,7 +59,7 @@ def attention(
     ignore it.
     """
     q, k, v = encoding.convolve(q, k, v)
-    path = choose(encoding, q, position, window)
+    path = choose_path(encoding, q, position, window)
     read = path.run(encoding, x, q, k, v, position, window)
     tokens = k.shape[-2]
     return gated(encoding, x, read, range(tokens - q.shape[-2], tokens))
@@ -75,8 +75,13 @@ def recurrent_attention(
 RECURRENT = AttentionPath("recurrent", recurrent_attention)
 
 
-def choose(encoding: LayerEncoding, q: Tensor, position: Tensor, window: int | None = None) -> AttentionPath:
-    """Return the path for queries like `q` [B, H, T, K] of the last tokens at the positions."""
+def choose_path(
+    encoding: LayerEncoding, q: Tensor, position: Tensor, window: int | None = None
+) -> AttentionPath:
+    """Return the fastest path that is exact for queries like `q` [B, H, T, K].
+
+    position: of all tokens; the queries are of the last of these. window: as in `attention`.
+    """
     if encoding.overrides("attend"):
         return RECURRENT
     if q.shape[-2] < position.shape[-1]:
@@ -86,10 +91,10 @@ def choose(encoding: LayerEncoding, q: Tensor, position: Tensor, window: int | N
         return FUSED if is_plain else FLEX
     if q.device.type != "cpu" and encoding.overrides("null_logit"):
         return REFERENCE
-    if window is None and is_relative(encoding, q, position):
+    if window is None and can_use_tables(encoding, q, position):
         return RELATIVE
     has_plain_terms = encoding.overrides("terms") or not encoding.overrides("scores")
-    if encoding.overrides(*UNFUSED) or not has_plain_terms:
+    if encoding.overrides(*REFERENCE_ONLY_HOOKS) or not has_plain_terms:
         return REFERENCE
     if window is not None or encoding.overrides("visible", "terms"):
         return chunk_path(encoding, q)
@@ -102,17 +107,17 @@ def choose(encoding: LayerEncoding, q: Tensor, position: Tensor, window: int | N
         return chunk_path(encoding, q)
     if native:
         return NATIVE
-    return REFERENCE if is_learning(encoding, q) else DISTANCE
+    return REFERENCE if bias_may_need_gradient(encoding, q) else DISTANCE
 
 
 def path_of_last_queries(encoding: LayerEncoding, q: Tensor) -> AttentionPath:
-    """Return the path for queries of the last tokens alone.
+    """Return the path in chunks, or else the reference, for queries of the last tokens alone.
 
     For a few queries at a time, the reference copies all keys. PyTorch's kernel reads them in place.
     """
     is_plain = encoding.overrides("terms") or not encoding.overrides("scores")
     is_scoring = q.device.type == "cpu" and not torch.is_grad_enabled()
-    can_fuse = is_plain and not encoding.overrides(*UNFUSED)
+    can_fuse = is_plain and not encoding.overrides(*REFERENCE_ONLY_HOOKS)
     return CHUNK if is_scoring and can_fuse else REFERENCE
 
 
@@ -122,11 +127,11 @@ def is_native(q: Tensor) -> bool:
         return False
     if torch.is_grad_enabled() and q.requires_grad:
         return q.dtype in (torch.float32, torch.bfloat16)
-    return q.dtype == torch.float32 and q.shape[-2] <= NATIVE_TOKENS
+    return q.dtype == torch.float32 and q.shape[-2] <= MAX_NATIVE_TOKENS
 
 
-def is_relative(encoding: LayerEncoding, q: Tensor, position: Tensor) -> bool:
-    """Return true on a CPU without gradients, for an encoding whose tables have its whole effect."""
+def can_use_tables(encoding: LayerEncoding, q: Tensor, position: Tensor) -> bool:
+    """Return true if `fused_relative_attention` is exact: for an encoding with tables, scored on a CPU."""
     is_scoring = q.device.type == "cpu" and not torch.is_grad_enabled()
     has_tables = isinstance(encoding, Relative) and encoding.has_tables()
     return is_scoring and has_tables and can_tabulate(position)
@@ -134,11 +139,11 @@ def is_relative(encoding: LayerEncoding, q: Tensor, position: Tensor) -> bool:
 
 def chunk_path(encoding: LayerEncoding, q: Tensor) -> AttentionPath:
     """Return the path in chunks, or the reference if the bias may need a gradient."""
-    return REFERENCE if is_learning(encoding, q) else CHUNK
+    return REFERENCE if bias_may_need_gradient(encoding, q) else CHUNK
 
 
-def is_learning(encoding: LayerEncoding, q: Tensor) -> bool:
-    """Return true if the bias may need a gradient, which PyTorch's fused kernels lack."""
+def bias_may_need_gradient(encoding: LayerEncoding, q: Tensor) -> bool:
+    """Return true if gradients may flow to the encoding's bias, which PyTorch's fused kernels lack."""
     if encoding.overrides("bias"):
         return torch.is_grad_enabled()
     bias = encoding.distance_bias(torch.zeros(1, dtype=torch.long, device=q.device))

@@ -23,7 +23,7 @@ from pe_bench.model.attention.reference import (
 )
 
 CHUNK_QUERIES = 256
-CHUNK_ELEMENTS = 2**21  # the most elements of a bias or of near scores [B, H, Q, N] in a chunk
+MAX_CHUNK_ELEMENTS = 2**21  # the most elements of a bias or of near scores [B, H, Q, N] in a chunk
 
 
 def fused_chunk_attention(
@@ -50,9 +50,9 @@ def fused_chunk_attention(
 def _chunks(
     encoding: LayerEncoding, q: Tensor, rows: range, window: int | None
 ) -> list[tuple[int, int, list[range]]]:
-    """Return the first query of each chunk, the end of the chunk, and the ranges of its visible keys.
+    """Split the queries with the indices `rows` into chunks, in order.
 
-    rows: the indices of the queries.
+    Of each chunk: its first index, the index after its last, and ranges that hold all keys it sees.
     """
     is_biased = encoding.overrides("bias", "distance_bias")
     batch, heads, _, _ = q.shape
@@ -62,7 +62,7 @@ def _chunks(
         stop = min(start + CHUNK_QUERIES, rows.stop)
         ranges = ranges_in(encoding, start, stop, window)
         key_count = sum(map(len, ranges))
-        fitting = CHUNK_ELEMENTS // (batch * heads * key_count)
+        fitting = MAX_CHUNK_ELEMENTS // (batch * heads * key_count)
         if is_biased and fitting < stop - start:
             stop = start + max(1, fitting)
             ranges = ranges_in(encoding, start, stop, window)
@@ -122,7 +122,10 @@ def _attend_once(
 
 
 def _terms_in(terms: Sequence[ScoreTerm], visible: Tensor) -> list[tuple[ScoreTerm, slice]]:
-    """Return the terms with visible pairs, each with the slice from its first to its last visible key."""
+    """Return the terms with visible pairs, each with the slice from its first to its last visible key.
+
+    visible: the mask of visible keys; hidden pairs are removed from the masks of the terms.
+    """
     shown = []
     for term in terms:
         mask = visible & term.mask
@@ -136,7 +139,10 @@ def _terms_in(terms: Sequence[ScoreTerm], visible: Tensor) -> list[tuple[ScoreTe
 
 
 def _mask_or_bias(visible: Tensor, bias: Tensor | None, v: Tensor) -> Tensor:
-    """Return the bias with hidden keys at minus infinity, [1 or B, 1 or H, Q, N], or else the mask."""
+    """Return a mask for `fused`, [1 or B, 1 or H, Q, N] or [Q, N]: of numbers to add if there is a bias.
+
+    v: only for its type and device.
+    """
     if bias is None:
         return visible.unsqueeze(0) if visible.dim() == 3 else visible
     # The CPU's kernel takes a float32 mask for half precision queries; other kernels need one type.
@@ -163,15 +169,15 @@ def fused_relative_attention(
     """Compute attention for encodings with tables, at positions that count tokens, without gradients."""
     # Autocast would reduce scores, log-sum-exps and weights to half precision; they are float32 here.
     with torch.autocast(q.device.type, enabled=False):
-        near = Near(encoding, q)
+        near = NearKeyAttention(encoding, q)
         outputs = []
         for start in range(0, q.shape[-2], near.size):
-            outputs.append(_attend_by_rows(near, q, k, v, start))
+            outputs.append(_attend_near_and_far(near, q, k, v, start))
         return torch.cat(outputs, -2)
 
 
-def _attend_by_rows(near: "Near", q: Tensor, k: Tensor, v: Tensor, start: int) -> Tensor:
-    """Return the output [B, H, Q, K] of the chunk of queries that begins at `start`."""
+def _attend_near_and_far(near: "NearKeyAttention", q: Tensor, k: Tensor, v: Tensor, start: int) -> Tensor:
+    """Return the output [B, H, Q, K] of the chunk of queries that begins at `start`, over all its keys."""
     stop = min(start + near.size, q.shape[-2])
     first = max(0, start - near.reach)
     chunk = q[:, :, start:stop]
@@ -179,14 +185,14 @@ def _attend_by_rows(near: "Near", q: Tensor, k: Tensor, v: Tensor, start: int) -
     if first:
         far_k = k[:, :, :first]
         far_v = v[:, :, :first]
-        parts.append(fused_with_lse(near.far(chunk), far_k, far_v, None, near.scale))
+        parts.append(fused_with_lse(near.add_far_row(chunk), far_k, far_v, None, near.scale))
     output = merge_by_lse(parts)
     if near.last_relative_value is not None:
         output = output + near.last_relative_value
     return output.to(v.dtype)
 
 
-class Near:
+class NearKeyAttention:
     """Attention to the near keys of an encoding, for chunks of queries like `q` [B, H, T, K]."""
 
     def __init__(self, encoding: Relative, q: Tensor):
@@ -203,7 +209,7 @@ class Near:
         self.reach = max([1, *rows]) - 1
         batch, heads, _, _ = q.shape
         keys_of_a_chunk = CHUNK_QUERIES + self.reach
-        fitting = CHUNK_ELEMENTS // (batch * heads * keys_of_a_chunk)
+        fitting = MAX_CHUNK_ELEMENTS // (batch * heads * keys_of_a_chunk)
         self.size = max(1, min(CHUNK_QUERIES, fitting))
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -211,7 +217,7 @@ class Near:
         q = q.to(precise(q.dtype))
         k = k.to(precise(k.dtype))
         before = k.shape[-2] - q.shape[-2]
-        scores = self.far(q) @ k.mT
+        scores = self.add_far_row(q) @ k.mT
         if self._relative_keys is not None:
             scores += queries_band(q @ self._relative_keys.mT, before)
         if self._relative_queries is not None:
@@ -227,7 +233,7 @@ class Near:
             output += weights_by_distance @ self._relative_values.flip(-2)
         return output, lse
 
-    def far(self, q: Tensor) -> Tensor:
+    def add_far_row(self, q: Tensor) -> Tensor:
         """Add the last row of `relative_queries`, which is used for all far keys, to queries [B, H, Q, K]."""
         if self._last_relative_query is None:
             return q
@@ -235,10 +241,10 @@ class Near:
 
 
 def queries_band(products: Tensor, before: int) -> Tensor:
-    """Return the band [.., Q, N] of products [.., Q, R] of queries with rows.
+    """Return, for each query and key, the query's product with the row of their distance, [.., Q, N].
 
-    before: the number of keys before the first query. The band is zero for keys farther back than the rows
-    reach, and arbitrary for keys after the query.
+    products: of queries with the rows of a table by distance, [.., Q, R]. before: the number of keys before
+    the first query. The result is zero for keys farther back than R rows, and arbitrary for later keys.
     """
     queries, rows = products.shape[-2:]
     band = _shifted(products.flip(-1), (queries, queries + before), rows - 1 - before)
@@ -246,7 +252,7 @@ def queries_band(products: Tensor, before: int) -> Tensor:
 
 
 def keys_band(products: Tensor, before: int) -> Tensor:
-    """Return the band [.., Q, N] of products [.., N, R] of keys with rows, as in `queries_band`."""
+    """Return, as `queries_band`, each key's product with the row of the distance; products: [.., N, R]."""
     keys, rows = products.shape[-2:]
     return _shifted(products, (keys, keys - before), before).tril(rows - 1 - before).mT
 
@@ -268,7 +274,10 @@ def _shifted(x: Tensor, shape: tuple[int, int], first: int) -> Tensor:
 
 
 def _relative_to_last(table: Tensor | None, dtype: torch.dtype) -> tuple[Tensor | None, Tensor | None]:
-    """Return a table's rows before the last, less the last row, and the last row; None without rows."""
+    """Return two parts of a table: its earlier rows minus the last row, and the last row.
+
+    A part without rows is None.
+    """
     if table is None:
         return None, None
     rest, last = table.to(dtype).tensor_split([-1], -2)

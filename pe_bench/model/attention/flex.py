@@ -31,11 +31,11 @@ from pe_bench.native.inductor import compiled
 # Called with a score and the indices of its batch, head, query and key; returns the new score.
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 
-MIN_WIDTH = 16  # the smallest width of the matrices that the kernels multiply
+MIN_KERNEL_WIDTH = 16  # the smallest width of the matrices that the kernels multiply
 # Pipeline stages of a kernel that reads a bias by distance. It holds a block of biases for each stage, and
 # more stages would need more shared memory than an H100 has.
-STAGES_WITH_A_TABLE = 2
-KEPT_MASKS = 32  # masks of windows, cached for other layers and the next step
+PIPELINE_STAGES_WITH_TABLE = 2
+CACHED_WINDOW_MASKS = 32  # masks of windows, cached for other layers and the next step
 
 
 def can_flex(encoding: LayerEncoding, q: Tensor, position: Tensor) -> bool:
@@ -55,7 +55,7 @@ def fused_flex_attention(
     queries, keys = project(encoding, x, q, k, position)
     null = encoding.null_logit(queries)
     scaled_q = apply_logit_scale(queries.x, encoding.logit_scale(queries))
-    wide = [_padded_to(MIN_WIDTH, x) for x in (scaled_q, keys.x, v)]
+    wide = [_padded_to(MIN_KERNEL_WIDTH, x) for x in (scaled_q, keys.x, v)]
     score_mod = bias_mod(encoding, queries, keys)
     mask = block_mask(encoding, queries, keys, window)
     scale = 1 / math.sqrt(q.shape[-1])
@@ -76,11 +76,11 @@ def fused_flex_attention(
 
 def _kernel_options(encoding: LayerEncoding) -> dict[str, Any] | None:
     reads_table = encoding.overrides("distance_bias") and not encoding.has_columns()
-    return {"num_stages": STAGES_WITH_A_TABLE} if reads_table else None
+    return {"num_stages": PIPELINE_STAGES_WITH_TABLE} if reads_table else None
 
 
 def flex(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Any:
-    """Run `flex_attention` compiled by itself, or inside the function that is being compiled."""
+    """Call `flex_attention`, which is compiled by itself, or with the function that is being compiled."""
     if torch.compiler.is_compiling():
         return flex_attention(q, k, v, **options)
     # From the second length on, the length is a variable of the kernel. On a CPU, for tests, operations run
@@ -147,7 +147,7 @@ def _split_precision(columns: Tensor, like: Tensor) -> list[tuple[Tensor, Tensor
 
 
 def _padded_to(width: int, x: Tensor) -> Tensor:
-    """Return x [.., n] with zeros appended up to at least this width."""
+    """Return x [.., n] with zeros appended to the last axis up to `width`; a wider x as it is."""
     missing = width - x.shape[-1]
     return functional.pad(x, (0, max(0, missing)))
 
@@ -159,8 +159,8 @@ def _padded_to(width: int, x: Tensor) -> Tensor:
 # Called with the indices of batch, head, query and key; returns true for a visible pair.
 MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
-BLOCK = 128  # queries, and keys, of a block: FlexAttention's own number
-CHUNK_ELEMENTS = 2**24  # pairs of a query and a key in one call of `visible`
+FLEX_BLOCK = 128  # queries, and keys, of a block: FlexAttention's own number
+MAX_PAIRS_PER_CALL = 2**24  # pairs of a query and a key in one call of `visible`
 
 
 def block_mask(encoding: LayerEncoding, queries: Side, keys: Side, window: int | None) -> BlockMask:
@@ -171,16 +171,16 @@ def block_mask(encoding: LayerEncoding, queries: Side, keys: Side, window: int |
     return mask_of_window(tokens, tokens if window is None else window, queries.x.device)
 
 
-@lru_cache(KEPT_MASKS)
+@lru_cache(CACHED_WINDOW_MASKS)
 def mask_of_window(tokens: int, window: int, device: torch.device) -> BlockMask:
     """Return the mask of the last `window` tokens of each query, its own token among them."""
     block = torch.arange(_count_blocks(tokens), device=device)
-    middle = BLOCK * (block.unsqueeze(-1) - block)
-    nearest = middle - (BLOCK - 1)
-    furthest = middle + (BLOCK - 1)
+    middle = FLEX_BLOCK * (block.unsqueeze(-1) - block)
+    nearest = middle - (FLEX_BLOCK - 1)
+    furthest = middle + (FLEX_BLOCK - 1)
     some = (furthest >= 0) & (nearest < window)
     # In a block that the text does not fill, some rows are no queries.
-    filled = (block < tokens // BLOCK).unsqueeze(-1)
+    filled = (block < tokens // FLEX_BLOCK).unsqueeze(-1)
     full = (nearest >= 0) & (furthest < window) & filled
     # As a tensor, so that one kernel handles all windows.
     limit = torch.tensor(window, device=device)
@@ -201,14 +201,14 @@ def mask_of_tiles(encoding: LayerEncoding, queries: Side, keys: Side, window: in
     blocks = _count_blocks(tokens)
     somes, fulls, tile_indices = [], [], []
     # Tile 0 hides everything, tile 1 nothing.
-    hidden = torch.zeros(BLOCK, BLOCK, dtype=torch.bool, device=device)
+    hidden = torch.zeros(FLEX_BLOCK, FLEX_BLOCK, dtype=torch.bool, device=device)
     tiles = [torch.stack([hidden, ~hidden])]
     count = torch.ones((), dtype=torch.long, device=device)  # the number of tiles so far, less one
-    chunk = BLOCK * max(1, CHUNK_ELEMENTS // (BLOCK * tokens))
+    chunk = FLEX_BLOCK * max(1, MAX_PAIRS_PER_CALL // (FLEX_BLOCK * tokens))
     for start in range(0, tokens, chunk):
         stop = min(start + chunk, tokens)
         rows = _visible_rows(encoding, queries, keys, window, start, stop)
-        split = rows.view(rows.shape[0], -1, BLOCK, blocks, BLOCK)
+        split = rows.view(rows.shape[0], -1, FLEX_BLOCK, blocks, FLEX_BLOCK)
         tiled = split.transpose(2, 3)
         pairs = tiled.flatten(3)
         some = pairs.any(-1)
@@ -228,8 +228,8 @@ def mask_of_tiles(encoding: LayerEncoding, queries: Side, keys: Side, window: in
 
     def is_visible(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         row = 0 if is_shared else head
-        index = tile_index[row, query // BLOCK, key // BLOCK]
-        return tile[index, query % BLOCK, key % BLOCK]
+        index = tile_index[row, query // FLEX_BLOCK, key // FLEX_BLOCK]
+        return tile[index, query % FLEX_BLOCK, key % FLEX_BLOCK]
 
     return _block_mask(some, full, is_visible, tokens)
 
@@ -240,24 +240,30 @@ def _visible_rows(
     """Return the mask [1 or H, Q, N] of the queries `start` to `stop` - 1, padded to whole blocks."""
     visible = visible_keys(encoding, select_tokens(queries, range(start, stop)), keys, window)
     rows = visible if visible.dim() == 3 else visible.unsqueeze(0)
-    missing_queries = -rows.shape[1] % BLOCK
-    missing_keys = -rows.shape[2] % BLOCK
+    missing_queries = -rows.shape[1] % FLEX_BLOCK
+    missing_keys = -rows.shape[2] % FLEX_BLOCK
     return functional.pad(rows, (0, missing_keys, 0, missing_queries))
 
 
-def _block_mask(some: Tensor, full: Tensor, seen: MaskMod, tokens: int) -> BlockMask:
-    """Return the mask `seen`; `some` and `full` [.., n, n] mark blocks with any and all pairs visible."""
+def _block_mask(some: Tensor, full: Tensor, is_visible: MaskMod, tokens: int) -> BlockMask:
+    """Return the mask of the pairs with `is_visible`, as FlexAttention reads it.
+
+    some, full: true for blocks [.., n, n] with any, and with all pairs visible.
+    """
     mixed_lists = _block_lists(some & ~full)
     lists = (*mixed_lists, *_block_lists(full))
-    return BlockMask.from_kv_blocks(*lists, BLOCK, mask_mod=seen, seq_lengths=(tokens, tokens))
+    return BlockMask.from_kv_blocks(*lists, FLEX_BLOCK, mask_mod=is_visible, seq_lengths=(tokens, tokens))
 
 
 def _block_lists(chosen: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the number of chosen blocks in each row, [1, 1 or H, n], and block indices, the chosen first."""
+    """Return the chosen blocks of each row [.., n] of blocks, in the form that FlexAttention takes.
+
+    That is their number, int32 [1, 1 or H, n], and the indices of all n blocks, the chosen first.
+    """
     chosen = chosen.view(1, -1, *chosen.shape[-2:])
     order = chosen.int().argsort(dim=-1, descending=True, stable=True)
     return chosen.sum(-1).int(), order.int().contiguous()
 
 
 def _count_blocks(tokens: int) -> int:
-    return -(-tokens // BLOCK)
+    return -(-tokens // FLEX_BLOCK)

@@ -54,7 +54,9 @@ def fused(
 def fused_with_lse(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """Return the output, and the log-sum-exp [B, H, Q, 1] of the logits; on a CPU, without gradients.
+    """Return PyTorch's fused attention [B, H, Q, V], and the log-sum-exp [B, H, Q, 1] of the logits.
+
+    It works on a CPU alone, without gradients.
 
     mask: the mask or bias, as in `fused`; None if all keys are visible.
     """
@@ -71,7 +73,10 @@ def fused_with_lse(
 
 
 def merge_by_lse(parts: Sequence[tuple[Tensor, Tensor]], null: Tensor | None = None) -> Tensor:
-    """Combine outputs over parts of the keys, each with its log-sum-exp, into the output over all keys."""
+    """Combine outputs over parts of the keys, each with its log-sum-exp, into the output over all keys.
+
+    null: the null logit, a further key without a value.
+    """
     if len(parts) == 1 and null is None:
         return parts[0][0]
     lses = [lse for _, lse in parts]
@@ -159,12 +164,12 @@ def _padded_to_one_width(*tensors: Tensor) -> list[Tensor]:
 #
 # Letters: B batch, H query heads, T tokens, Q queries and N keys of one chunk, K head width, D model width.
 
-# Queries of a chunk, more in texts of more than `LONG` tokens. Small chunks compute fewer needless keys: keys
-# after a query, or keys that only other queries need. But from 768 queries on, the CPU's kernel reads the
-# keys once for 256 queries instead of 64, which matters for keys that overflow the processor's caches.
-FUSED_QUERIES = 256
-FUSED_QUERIES_LONG = 1_024
-LONG = 8_192
+# Small chunks compute fewer needless keys: keys after a query, or keys that only other queries need. But from
+# 768 queries on, the CPU's kernel reads the keys once for 256 queries instead of 64, which matters for keys
+# that overflow the processor's caches, as in texts of more than `LONG_TEXT_TOKENS` tokens.
+QUERIES_PER_CHUNK = 256
+QUERIES_PER_LONG_CHUNK = 1_024
+LONG_TEXT_TOKENS = 8_192
 
 
 def fused_distance_attention(
@@ -193,7 +198,7 @@ def fused_distance_attention(
         negligible = NegligibleKeys(scaled, keys.x, v, table, scale)
     # The CPU's kernel takes a float32 mask for half precision queries; other kernels need one type.
     dtype = precise(q.dtype) if q.device.type == "cpu" else q.dtype
-    size = FUSED_QUERIES if q.shape[-2] <= LONG else FUSED_QUERIES_LONG
+    size = QUERIES_PER_CHUNK if q.shape[-2] <= LONG_TEXT_TOKENS else QUERIES_PER_LONG_CHUNK
     # [H, T + size]: the distances T-1 to 0, then keys that are hidden.
     falling = functional.pad(table.flip(-1), (0, size), value=float("-inf"))
     falling = falling.to(dtype)
@@ -234,10 +239,13 @@ def can_tabulate(position: Tensor) -> bool:
 _is_consecutive: MutableMapping[Tensor, bool] = WeakTensorKeyDictionary()
 
 
-def _head_groups(needed: Sequence[int]) -> Iterator[tuple[slice, int]]:
-    """Yield groups of neighbouring heads that need the same first key, with the key."""
+def _head_groups(first_keys: Sequence[int]) -> Iterator[tuple[slice, int]]:
+    """Yield slices of neighbouring heads with the same first key, with this key.
+
+    first_keys: of each head, the first key that its queries need.
+    """
     start = 0
-    for first, heads in groupby(needed):
+    for first, heads in groupby(first_keys):
         stop = start + len(list(heads))
         yield slice(start, stop), first
         start = stop
@@ -267,12 +275,15 @@ def _hankel(vector: Tensor, rows: int, columns: int) -> Tensor:
 #
 # Letters: B batch, H query heads, T tokens, Q queries of a chunk, M blocks of keys, K head width.
 
-BLOCK = 256  # keys
-SHORT = 1_024  # tokens
+KEYS_PER_BLOCK = 256  # keys
+SHORT_TEXT_TOKENS = 1_024  # tokens
 
 
 class NegligibleKeys:
-    """The keys that chunks of queries do not need, given transformed q, k and v [B, H, T, *]."""
+    """The keys that chunks of queries do not need, because their weights are lost in rounding.
+
+    q, k, v: [B, H, T, *], after `transform`. table: the bias [H, T] by distance.
+    """
 
     def __init__(self, q: Tensor, k: Tensor, v: Tensor, table: Tensor, scale: float):
         dtype = precise(q.dtype)
@@ -280,7 +291,7 @@ class NegligibleKeys:
         table = table.to(dtype)
         largest_from_here = table.flip(-1).cummax(-1).values.flip(-1)
         self._bias = largest_from_here - table[:, :1]  # [H, T], relative to the bias of the query itself
-        blocks = _in_blocks(k.to(dtype), 2)  # [B, H, M, BLOCK, *]
+        blocks = _in_blocks(k.to(dtype), 2)  # [B, H, M, KEYS_PER_BLOCK, *]
         self._centres = blocks.mean(-2)
         from_centre = blocks - self._centres.unsqueeze(-2)
         self._radii = from_centre.norm(dim=-1).amax(-1)
@@ -289,22 +300,25 @@ class NegligibleKeys:
 
     def first_keys(self, start: int, stop: int) -> list[int]:
         """Return, for each head, the first key that any of the queries `start` to `stop` - 1 needs."""
-        blocks = start // BLOCK
+        blocks = start // KEYS_PER_BLOCK
         if blocks == 0:
             return [0] * self._bias.shape[0]
         number = torch.arange(1, blocks + 1, device=self._bias.device)
-        nearest = start + 1 - BLOCK * number  # the least distance to each block
+        nearest = start + 1 - KEYS_PER_BLOCK * number  # the least distance to each block
         mean_square = self._sizes[:, :, start:stop].square().mean(-1, keepdim=True)
         sizes = self._largest[:, :, :blocks] / mean_square.sqrt()
-        log_sizes = (BLOCK * sizes.clamp(min=1)).log()
+        log_sizes = (KEYS_PER_BLOCK * sizes.clamp(min=1)).log()
         lse = self._content_bounds(start, stop) + self._bias[:, nearest] + log_sizes
         # [B, H, M]: of each block and all blocks before it, which grows. A NaN is not less than any number.
         negligible = lse.logcumsumexp(-1) < log_epsilon(lse.dtype)
-        return (negligible.all(0).sum(-1) * BLOCK).tolist()
+        return (negligible.all(0).sum(-1) * KEYS_PER_BLOCK).tolist()
 
     def _content_bounds(self, start: int, stop: int) -> Tensor:
-        """Bound scaled products with each block before `start`, relative to a query's own key, [B, H, M]."""
-        blocks = start // BLOCK
+        """Return the largest that the queries' scaled products with keys of each block can be, [B, H, M].
+
+        The product with the query's own key is subtracted. Only blocks before `start` are bounded.
+        """
+        blocks = start // KEYS_PER_BLOCK
         q = self._q[:, :, start:stop].to(self._radii.dtype)
         own_k = self._k[:, :, start:stop]
         own_product = (q * own_k).sum(-1, keepdim=True)
@@ -317,19 +331,19 @@ class NegligibleKeys:
 
 
 def is_worthwhile(table: Tensor) -> bool:
-    """Return true if a bias [H, T] alone makes keys negligible, and the text is not short."""
+    """Return true if it pays to look for negligible keys: the text is long, and the bias [H, T] falls far."""
     fall = table.amin(-1) - table[:, 0]
     is_negligible = fall < log_epsilon(precise(table.dtype))
-    return table.shape[-1] > SHORT and bool(is_negligible.any())
+    return table.shape[-1] > SHORT_TEXT_TOKENS and bool(is_negligible.any())
 
 
 def log_epsilon(dtype: torch.dtype) -> float:
-    """Return the logarithm of the largest weight that is lost in rounding."""
+    """Return ln(epsilon / 3): keys whose weights have a smaller logarithm in sum are lost in rounding."""
     return math.log(torch.finfo(dtype).eps / 3)
 
 
 def _in_blocks(x: Tensor, dim: int) -> Tensor:
-    """Split the axis of tokens into [M, BLOCK], without tokens that fill no block."""
-    count = x.shape[dim] // BLOCK
-    whole = x.narrow(dim, 0, count * BLOCK)
-    return whole.unflatten(dim, (count, BLOCK))
+    """Split the axis of tokens into [M, KEYS_PER_BLOCK], without tokens that fill no block."""
+    count = x.shape[dim] // KEYS_PER_BLOCK
+    whole = x.narrow(dim, 0, count * KEYS_PER_BLOCK)
+    return whole.unflatten(dim, (count, KEYS_PER_BLOCK))

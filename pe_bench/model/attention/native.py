@@ -25,7 +25,7 @@ from pe_bench.model.attention.reference import apply_logit_scale, project, share
 from pe_bench.native import build
 
 # The largest error of a kernel against float64 at its first use, relative to the largest number of an output.
-TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
+MAX_KERNEL_ERROR = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
 
 
 def native_attention(
@@ -95,16 +95,22 @@ def causal_attention(
 
 @functools.cache
 def usable_kernel(dtype: torch.dtype) -> build.Kernel:
-    """Return the kernel of a type, tested on this CPU, or the reason why there is none."""
-    kernel = build.tiled_kernel() if dtype == torch.bfloat16 else build.kernel()
-    worst = 0.0 if kernel.library is None else _error_of(kernel.library, dtype)
-    if worst < TOLERANCE[dtype]:  # false for a NaN
+    """Return our attention kernel for float32 or bfloat16; without a library if it fails its test here.
+
+    The test, once in a process, compares a small case with float64.
+    """
+    kernel = build.amx_kernel() if dtype == torch.bfloat16 else build.kernel()
+    worst = 0.0 if kernel.library is None else _largest_error(kernel.library, dtype)
+    if worst < MAX_KERNEL_ERROR[dtype]:  # false for a NaN
         return kernel
     return build.Kernel(None, f"{kernel.description}, but its results are off by {worst:.1e} here")
 
 
 def training_kernel(device: torch.device, dtype: torch.dtype) -> str:
-    """Describe the kernels of attention in training on a device; our kernel is compiled for this CPU."""
+    """Describe in words the kernels of attention for training on a device, as environment.json has them.
+
+    On a CPU, this compiles our kernels at the first call.
+    """
     if device.type != "cpu":
         return "PyTorch's fused kernels and FlexAttention"
     kernels = [usable_kernel(each) for each in dict.fromkeys((torch.float32, dtype))]
@@ -115,6 +121,8 @@ def training_kernel(device: torch.device, dtype: torch.dtype) -> str:
 
 
 class _Attention(torch.autograd.Function):
+    """Causal attention by our kernel, with the kernel's gradients."""
+
     @staticmethod
     def forward(
         ctx: Any,
@@ -126,7 +134,7 @@ class _Attention(torch.autograd.Function):
         scale: float,
         *columns: Tensor,
     ) -> Tensor:
-        """table: biases by distance, null_logit and columns: as in `causal_attention`, in full shape."""
+        """Return the output; arguments as in `causal_attention`, expanded to all batches and heads."""
         library = usable_kernel(q.dtype).library
         assert library is not None
         output, normalizers = _forward(library, q, k, v, table, scale, columns)
@@ -153,7 +161,9 @@ class _Attention(torch.autograd.Function):
 
 
 def _add_null(null_logit: Tensor, output: Tensor, normalizers: Tensor) -> None:
-    """Change the kernel's results as if it had seen a key with logit `null_logit` [B, H, T, 1] and no value.
+    """Change the kernel's results in place, as if there were one more key without a value.
+
+    null_logit: the key's logits [B, H, T, 1]. output, normalizers: the results of `_forward`.
 
     The kernel's backward pass reads these two results, so its gradients include the key.
     """
@@ -228,7 +238,7 @@ def _backward(
 def _shape_and_rows(
     q: Tensor, k: Tensor, v: Tensor, scale: float, columns: Sequence[Tensor]
 ) -> tuple[Any, ...]:
-    """Return the kernels' arguments for queries, keys and values: their shape and their rows."""
+    """Return a kernel's first arguments: pointers to the shape, and to queries, keys and values."""
     query_columns, key_columns = columns or (None, None)
     count = 0 if query_columns is None else query_columns.shape[-1]
     shape = build.shape_of(q, v, scale, count)
@@ -242,7 +252,7 @@ def _call_kernel(function: Any, *arguments: Any) -> None:
 
 
 @torch.inference_mode(False)  # the first use may be in inference mode, which has no gradients
-def _error_of(library: ctypes.CDLL, dtype: torch.dtype) -> float:
+def _largest_error(library: ctypes.CDLL, dtype: torch.dtype) -> float:
     """Return the largest error of output and gradients against float64, on a small case of odd sizes.
 
     Errors are relative to the largest number of each output. An error may be NaN.

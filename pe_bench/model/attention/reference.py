@@ -19,7 +19,10 @@ REFERENCE_ELEMENTS_ON_A_GPU = 2**28
 
 
 def gated(encoding: LayerEncoding, x: Tensor, read: Tensor, rows: range) -> Tensor:
-    """Multiply the output [B, H, Q, K] of the queries in `rows` by the encoding's gate, if it has one."""
+    """Multiply `read`, the heads' output [B, H, Q, K] for the queries `rows`, by the encoding's gate, if any.
+
+    x: the layer's input [B, T, D].
+    """
     factor = encoding.gate(x[:, rows.start : rows.stop])
     return read if factor is None else (read * factor).to(read.dtype)
 
@@ -37,7 +40,8 @@ def reference_attention(
 ) -> Tensor:
     """Return the attention output [B, H, Q, K] of `rows`, by every hook, in blocks of queries.
 
-    q may be of the last tokens alone; k and v are of all tokens. rows: indices of queries; None: all of q.
+    q may be of the last tokens alone; k and v are of all tokens. window: as in `attention`. block: queries of
+    a block; None: as many as fit the memory. rows: indices of queries; None: all of q.
     """
     if rows is None:
         tokens = k.shape[-2]
@@ -61,7 +65,7 @@ def softmax_attention(
     block: int | None = None,
     rows: range | None = None,
 ) -> Tensor:
-    """As `reference_attention`, for softmax attention without convolution and gate."""
+    """Return the output of `reference_attention` for softmax attention, without convolution and gate."""
     queries, keys = project(encoding, x, q, k, position)
     batch, heads, _, _ = q.shape
     tokens = k.shape[-2]
@@ -91,7 +95,10 @@ def softmax_attention(
 def logits(
     encoding: LayerEncoding, queries: Side, keys: Side, scale: float, window: int | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return the logits of a block [B, H, Q, N] before the mask, and the mask of visible keys."""
+    """Return the logits of a block [B, H, Q, N] before the mask, and the mask of visible keys.
+
+    scale: of the products of queries and keys, 1/sqrt(K).
+    """
     scores = encoding.scores(queries, keys, scale)
     # Scores and weights are float32 or better, in every type of the model.
     scores = scores.to(precise(scores.dtype))
@@ -115,7 +122,7 @@ def visible_keys(encoding: LayerEncoding, queries: Side, keys: Side, window: int
 
 
 def ranges_in(encoding: LayerEncoding, start: int, stop: int, window: int | None) -> list[range]:
-    """Return ranges of indices with all keys visible to the queries from `start` to `stop` - 1."""
+    """Return ranges of indices outside which the queries from `start` to `stop` - 1 see no key."""
     ranges = encoding.ranges(start, stop)
     return ranges if window is None else intersection(ranges, window_ranges(window, start, stop))
 
@@ -132,12 +139,15 @@ def attention_weights(encoding: LayerEncoding, scores: Tensor, visible: Tensor, 
 
 
 def share_of_keys(lse: Tensor, null: Tensor) -> Tensor:
-    """Return the total weight [B, H, Q, 1] of the keys, from the log-sum-exp of their logits."""
+    """Return the weight [B, H, Q, 1] that a null logit leaves to all keys, whose logits have this `lse`."""
     return (lse - null).sigmoid()
 
 
 def project(encoding: LayerEncoding, x: Tensor, q: Tensor, k: Tensor, position: Tensor) -> tuple[Side, Side]:
-    """Return all keys, and the queries q of the last tokens, before and after `transform`."""
+    """Return queries and keys as an encoding's hooks read them, after `prepare` and `transform`.
+
+    Queries are of the last tokens, keys of all tokens. position: [T] or [B, T].
+    """
     position = position if position.dim() == 1 else position.unsqueeze(1)
     tokens = k.shape[-2]
     index = torch.arange(tokens, device=k.device)
@@ -166,6 +176,6 @@ def select_tokens(side: Side, *ranges: range) -> Side:
 
 
 def select_ranges(x: Tensor, ranges: Sequence[range], axis: int) -> Tensor:
-    """Concatenate the ranges of x along an axis."""
+    """Return the parts of x in ranges of indices along an axis, concatenated."""
     parts = [x.narrow(axis, part.start, len(part)) for part in ranges]
     return parts[0] if len(parts) == 1 else torch.cat(parts, axis)

@@ -15,7 +15,7 @@ from support.commands import at_work, living, start, write_corpus
 
 from pe_bench.commands.sweep.jobs import DONE, FAILED, LaunchedSweep, run_job
 from pe_bench.commands.sweep.run import launch
-from pe_bench.config.sweeps import Planned, planned
+from pe_bench.config.sweeps import Planned, plan_jobs
 from pe_bench.runs.rows import read_rows
 from pe_bench.training.checkpoint import latest_checkpoint
 
@@ -103,7 +103,7 @@ def test_a_job_s_file_is_its_configuration_and_one_that_cannot_be_read_fails_alo
     path = "a: #b${seed}, 'c'\\"
     encoding = ["encoding=local_global", "modifier=[logn]", "encoding.global={name: yarn, factor: 2}"]
     values = {"data.path": path, "train.lr": 1e-05, "train.betas": [0, 0.5], "model.name": "null"}
-    [job] = planned(["data=files", *encoding], values=values)
+    [job] = plan_jobs(["data=files", *encoding], values=values)
     sweep.write_job(3, job)
     assert sweep.read_job(3) == Planned(job.label, job.config) and job.config.data.path == path
     sweep.file(4, "yaml").write_text("{")
@@ -122,7 +122,7 @@ def test_a_job_that_cannot_start_keeps_no_other_job_from_running(tmp_path, monke
 
     monkeypatch.setattr("pe_bench.commands.sweep.run.run_job", run)
     text = ["data=files", f"data.path={tmp_path}/corpus", "train.length=32"]
-    jobs = planned(["encoding=rope,nope,alibi", f"results_dir={tmp_path}", *text])
+    jobs = plan_jobs(["encoding=rope,nope,alibi", f"results_dir={tmp_path}", *text])
     summary = launch(jobs)
     assert started == [0, 1, 2]
     assert "cannot allocate memory" in summary.problem

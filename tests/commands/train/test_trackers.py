@@ -11,7 +11,7 @@ import pytest
 from support.commands import only_run, stop_before
 
 from pe_bench.runs.typed import VARIABLE, group_of_command
-from pe_bench.system.signals import EXIT_CODE
+from pe_bench.system.signals import INTERRUPTED_EXIT_CODE
 from pe_bench.trackers import TRACKERS
 
 LENGTHS = [16, 32, 64]
@@ -26,7 +26,7 @@ def test_a_tracker_gets_the_steps_of_train_csv_and_one_that_fails_loses_nothing_
     )
     with monkeypatch.context() as patch:
         stop_before(patch, 5)
-        assert train("encoding=nope", "tracker=tensorboard").code == EXIT_CODE
+        assert train("encoding=nope", "tracker=tensorboard").code == INTERRUPTED_EXIT_CODE
     assert train("encoding=nope", "tracker=tensorboard").code == 0
     steps = [(first, [call.args[0].step for call in each.step.call_args_list]) for first, each in begun]
     assert steps == [(0, [2, 4]), (4, [6, 8])]
@@ -68,7 +68,7 @@ def stopped_and_finished(train, monkeypatch, name: str) -> None:
     monkeypatch.setattr("pe_bench.cli.program.VARIABLE", "PE_BENCH_OTHER")  # this command is not kept
     with monkeypatch.context() as patch:
         stop_before(patch, 5)
-        assert train(*overrides).code == EXIT_CODE
+        assert train(*overrides).code == INTERRUPTED_EXIT_CODE
     assert train(*overrides).code == 0
     outcome = train(*overrides, f"eval.lengths={LENGTHS}")
     assert outcome.code == 0 and "warning" not in outcome.err, outcome.err
