@@ -22,7 +22,7 @@ from pe_bench.config.schema import MACHINE_KEYS, Config, EvalConfig
 from pe_bench.encodings.spec import EncodingSpec
 from pe_bench.errors import RunError, UserError, require
 from pe_bench.hf.load import checkpoint_config
-from pe_bench.render.grid import text_of
+from pe_bench.render.grid import printed_text
 from pe_bench.runs import folder as runs
 from pe_bench.runs.find import find_run, is_checkpoint
 from pe_bench.runs.folder import RunFolder, read_config
@@ -110,9 +110,9 @@ class Run(RunFolder):
         from pe_bench.report.probes import show_probes
 
         if any(row.protocol == PROBE for row in self.scored):  # then all rows are of probes
-            return text_of(partial(show_probes, probes_of_rows(self.scored, lambda name: self)))
+            return printed_text(partial(show_probes, probes_of_rows(self.scored, lambda name: self)))
         tables = run_tables(self.scored, self.path, self.margin, self.lengths)
-        return text_of(partial(show, tables))
+        return printed_text(partial(show, tables))
 
 
 @dataclass(frozen=True, kw_only=True)

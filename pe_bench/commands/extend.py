@@ -23,7 +23,7 @@ from pe_bench.config.schema import Config
 from pe_bench.config.sweeps import Planned, Typed, check_launcher, planned, sorted_by_use
 from pe_bench.errors import RunError, UserError, first_line, require
 from pe_bench.hf.load import checkpoint_config
-from pe_bench.render.grid import text_of
+from pe_bench.render.grid import printed_text
 from pe_bench.report.build import build_tables, run_tables
 from pe_bench.report.columns import show
 from pe_bench.report.groups import Selection
@@ -63,7 +63,7 @@ class Extended:
     tables: list[Table]
 
     def __str__(self) -> str:
-        return text_of(partial(show, self.tables))
+        return printed_text(partial(show, self.tables))
 
     def plot(self, path: str | Path) -> None:
         """Draw loss by length to a PNG, SVG or PDF file; untrained lines among trained ones are dashed."""

@@ -16,7 +16,7 @@ from matplotlib.ticker import MaxNLocator, NullFormatter, NullLocator
 from pe_bench.encodings.base import LayerEncoding
 from pe_bench.inspection import curves
 from pe_bench.inspection.resolve import ResolvedEncoding, parameter_count
-from pe_bench.render.paper import DASHES, GREY, STROKES, mark_length, styles_of, wrapped
+from pe_bench.render.paper import DASH_PATTERN, GREY, STROKES, mark_length, styles_of, wrapped
 
 REACH, MASK_REACH = 8, 4  # times the training length, for scores and for masks
 MAX_MASK = 2_048  # tokens
@@ -34,7 +34,7 @@ MAX_NOTE = 150  # characters of a line
 TITLE: dict[str, Any] = {"loc": "left", "fontsize": 10, "fontweight": "bold", "pad": 14}
 SMALL: dict[str, Any] = {"fontsize": 8.5, "color": "0.3"}
 LEGEND: dict[str, Any] = {"fontsize": 8, "frameon": False, "labelcolor": "linecolor"}
-MARK: dict[str, Any] = {"color": GREY, "linewidth": 0.9, "linestyle": DASHES, "zorder": 1}
+MARK: dict[str, Any] = {"color": GREY, "linewidth": 0.9, "linestyle": DASH_PATTERN, "zorder": 1}
 
 
 @dataclass(frozen=True)
