@@ -24,7 +24,7 @@ from pe_bench.encodings.spec import EncodingSpec
 from pe_bench.inspection.resolve import encodings_to_time
 from pe_bench.inspection.speed import (
     BYTES,
-    FACTS,
+    MACHINE_COLUMNS,
     Bench,
     Row,
     grid_of,
@@ -78,7 +78,7 @@ def rows_of(words: list[str], lengths: list[int], repeats: int | None) -> Iterat
         threads, device = set_threads(config.threads), resolve_device(config.device)
         dtype = str(resolve_precision(config.precision, device)).removeprefix("torch.")
         facts, shared = environment(device, threads), {"setting": setting, "pass": "train", "dtype": dtype}
-        facts = shared | {name: facts[name] for name in FACTS}
+        facts = shared | {name: facts[name] for name in MACHINE_COLUMNS}
         yield from Bench(facts, device, repeats, TrainingPass).rows(subjects, [length])
 
 

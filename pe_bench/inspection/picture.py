@@ -74,7 +74,7 @@ def _rows_of_encoding(subject: ResolvedEncoding, colour: str) -> Iterator[Row]:
     mask_reach = MASK_REACH * length if is_defined else length
     added = input_row(subject, colour, reach)
     is_untrained = parameter_count(subject.encoding) > 0
-    kinds = curves.kinds(subject.encoding, subject.config.model.n_layers)
+    kinds = curves.layer_kinds(subject.encoding, subject.config.model.n_layers)
     for stroke, numbers in zip(len(kinds) * STROKES, kinds, strict=False):
         layer = subject.encoding.layer(numbers[0])
         is_only_kind = len(kinds) == 1

@@ -37,12 +37,22 @@ from pe_bench.system.signals import INTERRUPTIONS
 BYTES = 256
 REPEATS = 5  # the least number of repeats of a pass
 MAX_REPEATS = 25
-SHORT = 0.5  # seconds, for which a pass is repeated, but at most `MAX_REPEATS` times
+SHORT_SECONDS = 0.5  # seconds, for which a pass is repeated, but at most `MAX_REPEATS` times
 
 # Columns that tell measurements apart: of two rows with the same values, the later row is kept.
-KEY = ["encoding", "setting", "model", "length", "pass", "device", "processor", "threads", "dtype"]
+ROW_KEY_COLUMNS = [
+    "encoding",
+    "setting",
+    "model",
+    "length",
+    "pass",
+    "device",
+    "processor",
+    "threads",
+    "dtype",
+]
 # Columns on the machine and the program, in all rows of a command.
-FACTS = ("device", "processor", "threads", "torch", "pe_bench", "date")
+MACHINE_COLUMNS = ("device", "processor", "threads", "torch", "pe_bench", "date")
 # setting: the command's words without the encoding's options. batch: windows in one pass. path: the attention
 # path; the paths of several layers are joined by +. status: ok, undefined, out_of_memory or failed, with a
 # reason. relative: the median ratio of a pass to the reference's pass just before; half of the ratios lie
@@ -186,7 +196,7 @@ def time_pass(
         if repeats is not None or count < REPEATS:
             return count >= (repeats or REPEATS)
         seconds = time.perf_counter() - began
-        return count >= MAX_REPEATS or seconds >= SHORT
+        return count >= MAX_REPEATS or seconds >= SHORT_SECONDS
 
     while not has_enough_passes():
         before = None if reference is None else _time_once(reference, device)
@@ -212,7 +222,7 @@ def wait_for(device: torch.device) -> None:
 
 
 def numbers_of(milliseconds: Sequence[float], ratios: Sequence[float], reference: float, tokens: int) -> Row:
-    """Return the columns with numbers.
+    """Return the columns with a row's numbers: times, speeds, ratios to the reference.
 
     tokens: the tokens of a pass. reference: the reference's milliseconds.
     """
@@ -259,7 +269,7 @@ def peak_of(first: Pass, device: torch.device) -> float | None:
 
 
 def write_rows(path: Path, rows: Sequence[Row]) -> None:
-    """Add rows to a CSV file; they replace rows with the same values of `KEY`."""
+    """Add rows to a CSV file; a row replaces an earlier row with equal values in `ROW_KEY_COLUMNS`."""
     texts = []
     for row in rows:
         text = dict.fromkeys(COLUMNS, "")
@@ -271,13 +281,13 @@ def write_rows(path: Path, rows: Sequence[Row]) -> None:
     with name_write_errors(path):
         if path.exists():
             every = pandas.concat([pandas.read_csv(path, dtype=str, keep_default_na=False), every])
-        write_text(path, every.drop_duplicates(KEY, keep="last").to_csv(index=False))
+        write_text(path, every.drop_duplicates(ROW_KEY_COLUMNS, keep="last").to_csv(index=False))
 
 
 # The table: the cheapest encoding at the longest length first, with all its lengths
 
-TABLE = ("encoding", "tokens", "attention", "ms", "tokens/s", f"x {REFERENCE}", "spread", "MB")
-WORDS = ("encoding", "attention")  # columns of words
+TABLE_HEADINGS = ("encoding", "tokens", "attention", "ms", "tokens/s", f"x {REFERENCE}", "spread", "MB")
+TEXT_HEADINGS = ("encoding", "attention")  # columns of words
 PASS_TEXTS = {"score": "scoring one window", "train": "a training step"}
 NOTES = (
     f"x {REFERENCE}: median of the ratios to a pass of {REFERENCE} just before",
@@ -306,9 +316,9 @@ def grid_of(rows: Sequence[Row]) -> Grid:
         return costs[row["encoding"]], row["encoding"], row["length"]
 
     columns: list[Column] = []
-    for name in TABLE:
+    for name in TABLE_HEADINGS:
         column = Column(name)
-        if name in WORDS:
+        if name in TEXT_HEADINGS:
             column = Column(name, is_left=True, least=MIN_FOLDED)
         columns.append(column)
     failed = [row for row in rows if row["reason"]]
@@ -319,12 +329,12 @@ def grid_of(rows: Sequence[Row]) -> Grid:
 
 
 def texts_of(row: Row) -> list[str]:
-    """Return the cells of a row."""
+    """Return the texts of a row of the table."""
     texts = [row["encoding"], f"{row['length']:,}"]
     if row["status"] != "ok":
         empty = [""] * 5
         return [*texts, row["status"].replace("_", " "), *empty]
-    texts += [row["path"], number(row["milliseconds"])]
+    texts += [row["path"], three_digits(row["milliseconds"])]
     texts.append(f"{row['tokens_per_second']:,.0f}")
     relative = row["relative"]
     spread = ""
@@ -339,6 +349,6 @@ def texts_of(row: Row) -> list[str]:
     return texts
 
 
-def number(value: float) -> str:
+def three_digits(value: float) -> str:
     """Write a number with three digits, a number from 100 on with all digits before the point."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

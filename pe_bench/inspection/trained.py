@@ -34,7 +34,7 @@ from pe_bench.model.decoder import Decoder
 from pe_bench.model.layers import Block, SelfAttention
 from pe_bench.render.paper import COLOURS, GREY, STROKES, wrapped
 
-HEIGHT = 2.5  # inches, of a layer
+ROW_HEIGHT = 2.5  # inches, of a layer
 NOTES = (
     "Left: the mean score over contents from N(0, 1) that the query and the key share, with biases, at the "
     "trained values of parameters.",
@@ -105,7 +105,7 @@ def draw_trained(title: str, subject: ResolvedEncoding, attention: Sequence[np.n
     reach = rows[0].curves.shape[-1]
     first = input_row(subject, COLOURS[3], reach)
     height = len(rows) + (first is not None)
-    size = (WIDTH, HEIGHT * height + 0.5)
+    size = (WIDTH, ROW_HEIGHT * height + 0.5)
     figure = Figure(figsize=size, layout="constrained")
     grid = figure.add_gridspec(height, 2, width_ratios=[3, 2])
     limits = limits_of(rows)

@@ -53,7 +53,7 @@ from pe_bench.runs.find import (
     tagged_runs,
 )
 from pe_bench.runs.folder import RunFolder, read_all, read_unfinished
-from pe_bench.runs.rows import ALL, APART, POSITIONS, PROBE, Row, one_a_run, read_rows
+from pe_bench.runs.rows import ALL, APART, POSITIONS, PROBE, Row, one_per_run, read_rows
 from pe_bench.runs.scores import RECALL
 from pe_bench.runs.typed import results_option, tags_of
 from pe_bench.system.terminal import in_one_line, say
@@ -247,7 +247,7 @@ def _rows_of_levels(rows: Sequence[Row]) -> list[Row]:
 
 def _common_margin(rows: Sequence[Row], runs: ScoredRuns) -> float:
     """Return the margin of all runs' configurations, or MARGIN if they have several margins or none."""
-    configs = [runs.folder_of(row.run).flat_config for row in one_a_run(rows)]
+    configs = [runs.folder_of(row.run).flat_config for row in one_per_run(rows)]
     named = {config.get("report.margin", "") for config in configs}
     margins = {float(margin) for margin in named if is_number(margin)}
     return margins.pop() if len(margins) == 1 else MARGIN
@@ -414,7 +414,7 @@ def _make_tables(groups: Groups, rows: Sequence[Row], runs: ScoredRuns, selectio
         swept = differing_keys(groups.values(), runs)
         for number, (key, table) in enumerate(tables.items()):
             names = set().union(*(line.runs for line in table.lines))
-            table_rows = [row for row in one_a_run(rows) if row.run in names]
+            table_rows = [row for row in one_per_run(rows) if row.run in names]
             values = {}
             for name in swept:
                 values[name] = [runs.value(row, name) for row in table_rows]

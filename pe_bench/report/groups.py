@@ -28,7 +28,7 @@ from pe_bench.runs.find import (
     runs_of_sweep,
 )
 from pe_bench.runs.job import NOT_IDENTITY
-from pe_bench.runs.rows import ALL, BY_RUN, Row, grouped, has_number, one_a_run
+from pe_bench.runs.rows import ALL, BY_RUN, Row, grouped, has_number, one_per_run
 
 QUICK_TOKENS = 20_480  # train.tokens of experiment=quick, whose scores mean nothing
 USUAL_TRAINING = {"train.optimizer": "muon", "train.encoding_lr": None}
@@ -104,7 +104,7 @@ def keep_best(rows: Sequence[Row], runs: ScoredRuns, key: str) -> tuple[list[Row
     compared_rows: dict[
         tuple[Any, ...], dict[str, dict[int, Row]]
     ] = {}  # the rows to compare, by value and seed
-    for row in one_a_run(rows):
+    for row in one_per_run(rows):
         setting = setting_without(row, runs, (key,))
         alike = (row.encoding, row.data_hash, row.tokenizer, setting, row.steps)
         value = str(runs.value(row, key))
@@ -336,7 +336,7 @@ def newest_run(rows: Iterable[Row], results_dir: Path) -> Path | None:
     def order_of_finishing(row: Row) -> tuple[bool, int]:
         return row.train_tokens > QUICK_TOKENS, finished.get(row.run, -1)
 
-    newest = max(one_a_run(rows), key=order_of_finishing, default=None)
+    newest = max(one_per_run(rows), key=order_of_finishing, default=None)
     return None if newest is None else results_dir / "runs" / newest.run
 
 

@@ -16,7 +16,7 @@ from pe_bench.report.statistics import FAILURE
 from pe_bench.report.unclear import unclear_notes
 from pe_bench.report.verdicts import NEAR_CHANCE, SOLVED, has_few_targets
 from pe_bench.runs.find import COPYING, TRIGRAM, ScoredRuns
-from pe_bench.runs.rows import ALL, TASK, Row, level_of, one_a_run
+from pe_bench.runs.rows import ALL, TASK, Row, level_of, one_per_run
 from pe_bench.runs.scores import KEY, MIN_DOCUMENTS, NOVEL, RECALL
 
 CONTEXT_UNJUDGED = "cannot judge context use"
@@ -242,7 +242,7 @@ def with_notes(table: Table, source: TableRows, order: Order) -> Table:
 
 def _caveats(table: Table, rows: Sequence[Row], runs: ScoredRuns) -> Iterator[str]:
     """Yield the notes that change how the numbers of all lines, or of some, are read."""
-    for row in one_a_run(rows):
+    for row in one_per_run(rows):
         config = runs.folder_of(row.run).flat_config
         if "checkpoint.source" in config:
             yield _hf_model_note(row, config)

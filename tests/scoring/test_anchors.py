@@ -12,7 +12,7 @@ from pe_bench.runs.find import COPYING, FREQUENCIES, TRIGRAM
 from pe_bench.scoring.anchors import (
     MAX_MATCH,
     MIN_MATCH,
-    NONE,
+    NO_TOKEN,
     Trigram,
     copying_weights,
     fit_anchors,
@@ -32,7 +32,7 @@ def trigram_of(text: str, letters: str) -> Trigram:
 
 def matches_by_search(tokens: list[int], target: int) -> tuple[int, int]:
     """Return the token after the longest, latest match before a target, and the match's length."""
-    best, copied = 0, NONE
+    best, copied = 0, NO_TOKEN
     for place in range(1, target):
         length = 0
         most = min(place, MAX_MATCH)
@@ -56,7 +56,7 @@ def test_a_trigram_is_what_a_calculation_by_hand_gives() -> None:
     # After cb there was nothing: the bigram. After c, and before any token, the frequencies.
     assert model.probability(c, b, a)[0] == pytest.approx(bigram)
     assert model.probability(a, c, a)[0] == pytest.approx(frequency["a"])
-    none = np.array([NONE])
+    none = np.array([NO_TOKEN])
     assert model.probability(none, none, a)[0] == pytest.approx(frequency["a"])
     assert model.probability(none, b, a)[0] == pytest.approx(bigram)
 
