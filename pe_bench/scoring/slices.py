@@ -128,7 +128,8 @@ def key_slices(judge: Path, plans: Sequence[Plan], train_length: int) -> Mapping
     require(bool(masks), message)
     message = (
         f"{KEY_TOKENS_OPTION} {judge.name}: no target is key to it: the loss of none falls by more than "
-        f"{MIN_KEY_GAIN:g} nats to below {MAX_KEY_LOSS:g} beyond {train_length} tokens; name a run that uses far context"
+        f"{MIN_KEY_GAIN:g} nats to below {MAX_KEY_LOSS:g} beyond {train_length} tokens; "
+        "name a run that uses far context"
     )
     require(any(mask[KEY].any() for mask in masks.values()), message)
     return masks

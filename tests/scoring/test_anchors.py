@@ -79,7 +79,9 @@ def test_what_is_counted_are_the_very_windows_that_the_seed_trains_on(monkeypatc
     first, other = (fit_anchors(DATA, TRAIN, seed).trigram.counts[0] for seed in (5, 6))
     assert np.array_equal(first.of(np.arange(VOCABULARY)), np.bincount(windows.ravel(), minlength=VOCABULARY))
     assert not np.array_equal(first.counts, other.counts)
-    monkeypatch.setattr("pe_bench.scoring.anchors.MAX_COUNTED", 1)  # of many, those of the first steps alone
+    monkeypatch.setattr(
+        "pe_bench.scoring.anchors.MAX_COUNTED_TOKENS", 1
+    )  # of many, those of the first steps alone
     assert fit_anchors(DATA, TRAIN, 5).trigram.counts[0].counts.sum() == windows[: TRAIN.batch].size
 
 

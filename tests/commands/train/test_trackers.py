@@ -65,7 +65,7 @@ def stopped_and_finished(train, monkeypatch, name: str) -> None:
     overrides = ("encoding=nope", f"tracker={name}", "train.log_every=1")
     monkeypatch.setenv(COMMAND_VARIABLE, "pe-bench train -m")
     monkeypatch.setenv("PE_BENCH_OTHER", "")
-    monkeypatch.setattr("pe_bench.cli.program.VARIABLE", "PE_BENCH_OTHER")  # this command is not kept
+    monkeypatch.setattr("pe_bench.cli.program.COMMAND_VARIABLE", "PE_BENCH_OTHER")  # this command is not kept
     with monkeypatch.context() as patch:
         stop_before(patch, 5)
         assert train(*overrides).code == EXIT_CODE
