@@ -26,7 +26,7 @@ from pe_bench.inspection.speed import (
     BYTES,
     MACHINE_COLUMNS,
     Bench,
-    Row,
+    SpeedRow,
     grid_of,
     path_of,
     random_data,
@@ -68,7 +68,7 @@ class TrainingPass:
         self.steps += 1
 
 
-def rows_of(words: list[str], lengths: list[int], repeats: int | None) -> Iterator[Row]:
+def rows_of(words: list[str], lengths: list[int], repeats: int | None) -> Iterator[SpeedRow]:
     for length in lengths:
         _, [reference, *_] = encodings_to_time(["nope", *(word for word in words if "=" in word)])
         windows = max(1, reference.config.train.batch_tokens // length)
@@ -104,7 +104,7 @@ def operations_per_second(device: torch.device, dtype: torch.dtype, side: int) -
     return 2 * side**3 / median(seconds["product"])
 
 
-def print_shares(rows: list[Row], config: Config, side: int) -> None:
+def print_shares(rows: list[SpeedRow], config: Config, side: int) -> None:
     """Print what share of a large product's rate the steps of each row reach."""
     device = resolve_device(config.device)
     dtype = resolve_precision(config.precision, device)
@@ -132,7 +132,7 @@ def main() -> None:
     parser.add_argument("--product", type=int, metavar="N", help="also time a product of N x N matrices")
     parser.add_argument("--output", type=Path, default=Path("steps.csv"), help="default: steps.csv")
     options = parser.parse_intermixed_args()
-    rows: list[Row] = []
+    rows: list[SpeedRow] = []
     keep_freed_memory()
     for row in rows_of(options.words, parse_lengths(options.lengths), options.repeats):
         rows.append(row)

@@ -16,7 +16,7 @@ from pe_bench.values import check_folder, parse_lengths, require_writable
 if TYPE_CHECKING:  # these import torch, for which a mistyped argument should not wait
     from pe_bench.inspection.check import Property
     from pe_bench.inspection.check.case import Finding
-    from pe_bench.inspection.speed import Row
+    from pe_bench.inspection.speed import SpeedRow
     from pe_bench.render.grid import Grid
 
 
@@ -299,7 +299,7 @@ def speed(
     facts = environment(device, threads)
     shared = {"setting": setting, "pass": "score", "dtype": config.eval.precision}
     bench = Bench(shared | {name: facts[name] for name in MACHINE_COLUMNS}, device, repeats)
-    rows: list[Row] = []
+    rows: list[SpeedRow] = []
     file.parent.mkdir(parents=True, exist_ok=True)
     try:
         with progress_bar("speed", len(sizes) * len(subjects)) as bar:

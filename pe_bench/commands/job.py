@@ -27,7 +27,7 @@ from pe_bench.model.checks import (
 from pe_bench.model.decoder import build_decoder
 from pe_bench.runs import folder as runs
 from pe_bench.runs.job import Job, identity, run_name, setting
-from pe_bench.runs.parents import PARENT_FILE, after_source, find_source
+from pe_bench.runs.parents import PARENT_FILE, find_parent, with_parent
 from pe_bench.runs.rows import Row
 from pe_bench.runs.typed import record_command, record_tag
 from pe_bench.scoring.other_encodings import OtherEncoding, models_under
@@ -54,8 +54,8 @@ def load(config: Config, planner: Planner = make_plans, run: Path | None = None)
     data = load_data(config)
     source = None
     if run is None and (config.train.from_run or config.train.beside):
-        source = find_source(config, data.hash, trained_name)
-        config = after_source(config, source)
+        source = find_parent(config, data.hash, trained_name)
+        config = with_parent(config, source)
     encoding = EncodingSpec(config.encoding, config.search)
     if source is not None and config.train.from_run:
         encoding = after_training(encoding, source.config, config.train.length)

@@ -65,7 +65,7 @@ COLUMNS = [
     *("repeats", "device", "processor", "threads", "dtype", "torch", "pe_bench", "date"),
 ]
 
-Row = dict[str, Any]  # one encoding at one length: each column's value, None where there is none
+SpeedRow = dict[str, Any]  # one encoding at one length: each column's value, None where there is none
 
 
 class Pass(Protocol):
@@ -135,7 +135,7 @@ class Bench:
     repeats: int | None = None  # the number of repeats of a pass; None: chosen by its time
     make: Callable[[Config, EncodingSpec, int, torch.device], Pass] = ScoringPass
 
-    def rows(self, subjects: Sequence[ResolvedEncoding], lengths: Sequence[int]) -> Iterator[Row]:
+    def rows(self, subjects: Sequence[ResolvedEncoding], lengths: Sequence[int]) -> Iterator[SpeedRow]:
         """Yield a row with the time and memory of each subject at each length.
 
         The first subject is the reference: its passes alternate with another subject's, for the ratio of
@@ -156,12 +156,12 @@ class Bench:
 
     def _timed_row(
         self, subject: ResolvedEncoding, length: int, reference: Pass | None, milliseconds: float
-    ) -> tuple[Row, Pass | None]:
+    ) -> tuple[SpeedRow, Pass | None]:
         """Time one encoding; return its row, and its pass unless it failed.
 
         milliseconds: the time of the reference's pass.
         """
-        row: Row = {**dict.fromkeys(COLUMNS), **self.facts, "path": "", "status": "ok", "reason": ""}
+        row: SpeedRow = {**dict.fromkeys(COLUMNS), **self.facts, "path": "", "status": "ok", "reason": ""}
         row |= {"encoding": subject.label, "length": length, "model": subject.config.model.name}
         row["repeats"] = 0
         try:
@@ -221,7 +221,9 @@ def wait_for(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def numbers_of(milliseconds: Sequence[float], ratios: Sequence[float], reference: float, tokens: int) -> Row:
+def numbers_of(
+    milliseconds: Sequence[float], ratios: Sequence[float], reference: float, tokens: int
+) -> SpeedRow:
     """Return the columns with a row's numbers: times, speeds, ratios to the reference.
 
     tokens: the tokens of a pass. reference: the reference's milliseconds.
@@ -233,7 +235,7 @@ def numbers_of(milliseconds: Sequence[float], ratios: Sequence[float], reference
         usual = reference * relative
         relatives = {"relative_low": low, "relative": relative, "relative_high": high}
     numbers = {"milliseconds": usual, "tokens_per_second": 1e3 * tokens / usual, **relatives}
-    row: Row = {"repeats": len(milliseconds)}
+    row: SpeedRow = {"repeats": len(milliseconds)}
     for name, value in numbers.items():
         row[name] = None if value is None else round(value, 4)
     return row
@@ -268,7 +270,7 @@ def peak_of(first: Pass, device: torch.device) -> float | None:
     return max(0.0, round(peak.mb - before.mb, 4))
 
 
-def write_rows(path: Path, rows: Sequence[Row]) -> None:
+def write_rows(path: Path, rows: Sequence[SpeedRow]) -> None:
     """Add rows to a CSV file; a row replaces an earlier row with equal values in `ROW_KEY_COLUMNS`."""
     texts = []
     for row in rows:
@@ -297,7 +299,7 @@ NOTES = (
 )
 
 
-def grid_of(rows: Sequence[Row]) -> Grid:
+def grid_of(rows: Sequence[SpeedRow]) -> Grid:
     """Return the table with its title and notes."""
     first = rows[0]
     machine = first["processor"] if first["device"] == "cpu" else first["device"]
@@ -312,7 +314,7 @@ def grid_of(rows: Sequence[Row]) -> Grid:
     at_longest = [row for row in rows if row["length"] == longest]
     costs = {row["encoding"]: row["relative"] or math.inf for row in at_longest}
 
-    def table_order(row: Row) -> tuple[float, str, int]:
+    def table_order(row: SpeedRow) -> tuple[float, str, int]:
         return costs[row["encoding"]], row["encoding"], row["length"]
 
     columns: list[Column] = []
@@ -328,7 +330,7 @@ def grid_of(rows: Sequence[Row]) -> Grid:
     return Grid(columns, cells, title, notes=notes, keys=2)
 
 
-def texts_of(row: Row) -> list[str]:
+def texts_of(row: SpeedRow) -> list[str]:
     """Return the texts of a row of the table."""
     texts = [row["encoding"], f"{row['length']:,}"]
     if row["status"] != "ok":

@@ -23,7 +23,7 @@ from pe_bench.inspection.picture import (
     REACH,
     SMALL,
     WIDTH,
-    Row,
+    PanelRow,
     draw_curves,
     input_row,
     limits_of,
@@ -82,7 +82,7 @@ def _attention_weights(module: SelfAttention, x_BTD: Tensor, layer: LayerEncodin
     return weights.expand(batch, heads, -1, -1)
 
 
-def rows_by_layer(subject: ResolvedEncoding) -> list[Row]:
+def rows_by_layer(subject: ResolvedEncoding) -> list[PanelRow]:
     """Return a row for each layer; it ends at the training length if the encoding has no meaning past it."""
     length = subject.config.train.length
     reach = length if subject.encoding.past_training == "undefined" else REACH * length
@@ -91,7 +91,7 @@ def rows_by_layer(subject: ResolvedEncoding) -> list[Row]:
         scores = curves.scores_by_distance(subject, subject.encoding.layer(number), reach)
         weights = scores.weights.numpy().mean(0)
         drawn = (scores.scores.numpy(), scores.meaning, weights)
-        row = Row(f"layer {number}", COLOURS[3], STROKES[0], length, *drawn)
+        row = PanelRow(f"layer {number}", COLOURS[3], STROKES[0], length, *drawn)
         rows.append(row)
     return rows
 

@@ -20,11 +20,11 @@ from pe_bench.runs.untrusted import read_json
 from pe_bench.values import check_type
 
 PARENT_FILE = "source.json"  # the facts of its parent in a run's folder, because the parent may be deleted
-TEXT_FIELDS = ("label", "setting", "trained_as", "data_hash")  # fields of `Source` that are kept as they are
+TEXT_FIELDS = ("label", "setting", "trained_as", "data_hash")  # fields of `Parent` that are kept as they are
 
 
 @dataclass(frozen=True)
-class Source:
+class Parent:
     """A finished run that is the parent of another run."""
 
     run: Path
@@ -64,9 +64,9 @@ class Source:
         return label, first, hashed([self.label, self.setting, setting])
 
 
-def find_source(
+def find_parent(
     config: Config, data_hash: str, trained_name: Callable[[Path, Config, Mapping[str, Any]], str]
-) -> Source:
+) -> Parent:
     """Return the parent that a configuration names. Raises `UserError` if no run fits.
 
     The facts of a deleted parent are those that its children in the same results keep, if only one parent
@@ -92,7 +92,7 @@ def find_source(
     setting = str(result.get("setting"))
     own_stage = FirstStage(run.name, length, trained.train.total_steps, setting, length)
     first = FirstStage.read(result) or own_stage
-    return Source(
+    return Parent(
         run=run,
         config=trained,
         label=str(result.get("encoding")),
@@ -108,7 +108,7 @@ def _is_condition(word: str) -> bool:
     return has_form and not Path(word).exists()
 
 
-def _deleted_parents(word: str, config: Config, data_hash: str) -> Iterator[Source]:
+def _deleted_parents(word: str, config: Config, data_hash: str) -> Iterator[Parent]:
     """Yield the deleted parents of existing runs that a name, path or condition selects."""
     path = Path(word)
     conditions: list[Condition] = []
@@ -130,7 +130,7 @@ def _deleted_parents(word: str, config: Config, data_hash: str) -> Iterator[Sour
             yield source
 
 
-def _read_kept(file: Path) -> Source | None:
+def _read_kept(file: Path) -> Parent | None:
     """Read the facts of a run's parent; None for a damaged file."""
     with suppress(RunError, UserError, OSError, ValueError, TypeError, AttributeError, KeyError):
         plain = read_json(file)
@@ -138,11 +138,11 @@ def _read_kept(file: Path) -> Source | None:
         texts = {name: check_type(plain[name], str, name) for name in TEXT_FIELDS}
         if first is not None:
             run = Path(str(plain["run"]))
-            return Source(run, parse_config(plain["config"]), first=first, **texts)
+            return Parent(run, parse_config(plain["config"]), first=first, **texts)
     return None
 
 
-def _parent_meets(condition: Condition, source: Source) -> bool:
+def _parent_meets(condition: Condition, source: Parent) -> bool:
     """Return whether a deleted parent meets a condition.
 
     False for a condition on anything but its configuration.
@@ -152,7 +152,7 @@ def _parent_meets(condition: Condition, source: Source) -> bool:
     return condition.key in values and condition.holds(values[condition.key])
 
 
-def after_source(config: Config, source: Source) -> Config:
+def with_parent(config: Config, source: Parent) -> Config:
     """Return a child's configuration: it names the parent, whose `eval` values replace default values.
 
     The parent's name when it was trained contains its identity, so it is known in any folder.
