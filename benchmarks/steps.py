@@ -24,9 +24,9 @@ from pe_bench.encodings.spec import EncodingSpec
 from pe_bench.inspection.resolve import encodings_to_time
 from pe_bench.inspection.speed import (
     BYTES,
-    FACTS,
+    MACHINE_COLUMNS,
     Bench,
-    Row,
+    SpeedRow,
     grid_of,
     path_of,
     random_data,
@@ -68,7 +68,7 @@ class TrainingPass:
         self.steps += 1
 
 
-def rows_of(words: list[str], lengths: list[int], repeats: int | None) -> Iterator[Row]:
+def rows_of(words: list[str], lengths: list[int], repeats: int | None) -> Iterator[SpeedRow]:
     for length in lengths:
         _, [reference, *_] = encodings_to_time(["nope", *(word for word in words if "=" in word)])
         windows = max(1, reference.config.train.batch_tokens // length)
@@ -78,7 +78,7 @@ def rows_of(words: list[str], lengths: list[int], repeats: int | None) -> Iterat
         threads, device = set_threads(config.threads), resolve_device(config.device)
         dtype = str(resolve_precision(config.precision, device)).removeprefix("torch.")
         facts, shared = environment(device, threads), {"setting": setting, "pass": "train", "dtype": dtype}
-        facts = shared | {name: facts[name] for name in FACTS}
+        facts = shared | {name: facts[name] for name in MACHINE_COLUMNS}
         yield from Bench(facts, device, repeats, TrainingPass).rows(subjects, [length])
 
 
@@ -104,7 +104,7 @@ def operations_per_second(device: torch.device, dtype: torch.dtype, side: int) -
     return 2 * side**3 / median(seconds["product"])
 
 
-def print_shares(rows: list[Row], config: Config, side: int) -> None:
+def print_shares(rows: list[SpeedRow], config: Config, side: int) -> None:
     """Print what share of a large product's rate the steps of each row reach."""
     device = resolve_device(config.device)
     dtype = resolve_precision(config.precision, device)
@@ -132,7 +132,7 @@ def main() -> None:
     parser.add_argument("--product", type=int, metavar="N", help="also time a product of N x N matrices")
     parser.add_argument("--output", type=Path, default=Path("steps.csv"), help="default: steps.csv")
     options = parser.parse_intermixed_args()
-    rows: list[Row] = []
+    rows: list[SpeedRow] = []
     keep_freed_memory()
     for row in rows_of(options.words, parse_lengths(options.lengths), options.repeats):
         rows.append(row)

@@ -16,7 +16,7 @@ from pe_bench.values import check_folder, parse_lengths, require_writable
 if TYPE_CHECKING:  # these import torch, for which a mistyped argument should not wait
     from pe_bench.inspection.check import Property
     from pe_bench.inspection.check.case import Finding
-    from pe_bench.inspection.speed import Row
+    from pe_bench.inspection.speed import SpeedRow
     from pe_bench.render.grid import Grid
 
 
@@ -290,7 +290,7 @@ def speed(
     setting, subjects = encodings_to_time(arguments, config_dir)
     config = subjects[0].config
     file = check_folder(config.results_dir, "results_dir", is_written=True) / "speed.csv"
-    from pe_bench.inspection.speed import FACTS, Bench, grid_of, texts_of, write_rows
+    from pe_bench.inspection.speed import MACHINE_COLUMNS, Bench, grid_of, texts_of, write_rows
     from pe_bench.render import grid
     from pe_bench.system.machine import environment, resolve_device, set_threads
 
@@ -298,8 +298,8 @@ def speed(
     device = resolve_device(config.device)
     facts = environment(device, threads)
     shared = {"setting": setting, "pass": "score", "dtype": config.eval.precision}
-    bench = Bench(shared | {name: facts[name] for name in FACTS}, device, repeats)
-    rows: list[Row] = []
+    bench = Bench(shared | {name: facts[name] for name in MACHINE_COLUMNS}, device, repeats)
+    rows: list[SpeedRow] = []
     file.parent.mkdir(parents=True, exist_ok=True)
     try:
         with progress_bar("speed", len(sizes) * len(subjects)) as bar:

@@ -10,7 +10,7 @@ import typer
 
 from pe_bench.cli.app import app
 from pe_bench.errors import RunError, UserError, first_line
-from pe_bench.runs.typed import VARIABLE
+from pe_bench.runs.typed import COMMAND_VARIABLE
 from pe_bench.system.signals import INTERRUPTED_EXIT_CODE, Stopped, rank, stop_on_signal, world_size
 from pe_bench.system.terminal import say
 from pe_bench.values import check_utf8
@@ -44,7 +44,9 @@ def run(arguments: list[str]) -> int:
         arguments = arguments[: arguments.index("#")]
     try:
         check_utf8(arguments, "an argument")
-        os.environ[VARIABLE] = shlex.join(["pe-bench", *arguments])  # as typed, before Hydra adds its own
+        os.environ[COMMAND_VARIABLE] = shlex.join(
+            ["pe-bench", *arguments]
+        )  # as typed, before Hydra adds its own
         with stop_on_signal():
             command = typer.main.get_command(app)
             code = command.main(arguments or ["--help"], "pe-bench", standalone_mode=False) or 0

@@ -22,12 +22,12 @@ from pe_bench.config.schema import MACHINE_KEYS, Config, EvalConfig
 from pe_bench.encodings.spec import EncodingSpec
 from pe_bench.errors import RunError, UserError, require
 from pe_bench.hf.load import checkpoint_config
-from pe_bench.render.grid import text_of
+from pe_bench.render.grid import printed_text
 from pe_bench.runs import folder as runs
 from pe_bench.runs.find import find_run, is_checkpoint
 from pe_bench.runs.folder import RunFolder, read_config
 from pe_bench.runs.job import Job
-from pe_bench.runs.rows import COLUMNS, MAYBE_WHOLE, PROBE, Row, describe_failures
+from pe_bench.runs.rows import COLUMNS, NULLABLE_INTEGER_COLUMNS, PROBE, Row, describe_failures
 from pe_bench.runs.scores import keep_slices
 from pe_bench.scoring.anchors import score_missing_anchors
 from pe_bench.scoring.needles import DEFAULT_DEPTHS, Probe, ProbeDepths, ProbeLength
@@ -41,7 +41,7 @@ from pe_bench.scoring.other_encodings import (
 )
 from pe_bench.scoring.plans import Planner, make_plans
 from pe_bench.scoring.protocols import Plan
-from pe_bench.scoring.slices import OPTION, key_slices
+from pe_bench.scoring.slices import KEY_TOKENS_OPTION, key_slices
 from pe_bench.system import machine
 from pe_bench.system.cost import count, print_cost_once
 from pe_bench.system.terminal import say
@@ -93,7 +93,7 @@ class Run(RunFolder):
 
         rows = [vars(row) for row in self.scored]
         frame = pandas.DataFrame(rows, columns=list(COLUMNS))
-        return frame.astype(dict.fromkeys(MAYBE_WHOLE, "Int64"))
+        return frame.astype(dict.fromkeys(NULLABLE_INTEGER_COLUMNS, "Int64"))
 
     @property
     def failure(self) -> str:
@@ -110,9 +110,9 @@ class Run(RunFolder):
         from pe_bench.report.probes import show_probes
 
         if any(row.protocol == PROBE for row in self.scored):  # then all rows are of probes
-            return text_of(partial(show_probes, probes_of_rows(self.scored, lambda name: self)))
+            return printed_text(partial(show_probes, probes_of_rows(self.scored, lambda name: self)))
         tables = run_tables(self.scored, self.path, self.margin, self.lengths)
-        return text_of(partial(show, tables))
+        return printed_text(partial(show, tables))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -451,9 +451,11 @@ def score_finished(
     run = job.folder
     if judge is not None and judge.resolve() == run.resolve():
         reason = "targets that it chose would flatter it, so it is not scored on them"
-        say(f"{run.name} is the judge of {OPTION}: {reason}")
+        say(f"{run.name} is the judge of {KEY_TOKENS_OPTION}: {reason}")
         judge = None
-    message = f"{OPTION} chooses targets in runs, and {run.name} is a checkpoint: leave the option out"
+    message = (
+        f"{KEY_TOKENS_OPTION} chooses targets in runs, and {run.name} is a checkpoint: leave the option out"
+    )
     require(judge is None or trained is not None, message)
     judged = {}
     if judge is not None:

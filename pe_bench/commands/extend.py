@@ -23,7 +23,7 @@ from pe_bench.config.schema import Config
 from pe_bench.config.sweeps import Planned, Typed, check_launcher, plan_jobs, sort_by_use
 from pe_bench.errors import RunError, UserError, first_line, require
 from pe_bench.hf.load import checkpoint_config
-from pe_bench.render.grid import text_of
+from pe_bench.render.grid import printed_text
 from pe_bench.report.build import build_tables, run_tables
 from pe_bench.report.columns import show
 from pe_bench.report.groups import Selection
@@ -34,10 +34,10 @@ from pe_bench.runs.rows import Row
 from pe_bench.runs.untrusted import read_json
 from pe_bench.scoring.other_encodings import Requested, find_others, read_with
 from pe_bench.scoring.stages import (
-    name_of,
+    encoding_label,
+    encoding_overrides,
+    inherited_values,
     option_to_give,
-    own_choice,
-    own_values,
     search_option,
     stage_encoding,
     stretched_lengths,
@@ -63,7 +63,7 @@ class Extended:
     tables: list[Table]
 
     def __str__(self) -> str:
-        return text_of(partial(show, self.tables))
+        return printed_text(partial(show, self.tables))
 
     def plot(self, path: str | Path) -> None:
         """Draw loss by length to a PNG, SVG or PDF file; untrained lines among trained ones are dashed."""
@@ -190,7 +190,9 @@ def _checked_values(
     lines = {(row.setting, row.encoding) for row in rows}
     keys = ", ".join(differing[:3]) or "their code"
     require(len(lines) == 1, f"{names} differ in {keys}: name runs that differ only in the seed")
-    jobs = plan_jobs(typed.job_overrides, config.search, choice=own_choice(config), values=own_values(config))
+    jobs = plan_jobs(
+        typed.job_overrides, config.search, choice=encoding_overrides(config), values=inherited_values(config)
+    )
     for text in typed.run_overrides:
         message = f"{text} is for further training, and without --tokens there is none: give --tokens"
         require(is_trained, message)
@@ -247,7 +249,7 @@ class StageJobs:
         batch = self.length * windows
         steps = math.ceil(tokens / batch)
         values = {
-            **own_values(self.config),
+            **inherited_values(self.config),
             "train.length": self.length,
             "train.steps": steps,
             "train.batch_tokens": batch,
@@ -263,7 +265,7 @@ class StageJobs:
         jobs = []
         for run in self.runs:
             run_values = {**values, key: run.name, "seed": read_config(run).seed}
-            choice = own_choice(self.config)
+            choice = encoding_overrides(self.config)
             for job in plan_jobs(self.overrides, self.config.search, choice=choice, values=run_values):
                 words = [*job.swept]
                 if len(self.runs) > 1:
@@ -274,7 +276,7 @@ class StageJobs:
 
 def _with_encoding_in_label(job: Planned) -> Planned:
     """Return a job with its encoding in its label."""
-    label = f"encoding={name_of(job.config)} {job.label}"
+    label = f"encoding={encoding_label(job.config)} {job.label}"
     return replace(job, label=label.rstrip())
 
 

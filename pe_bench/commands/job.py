@@ -27,7 +27,7 @@ from pe_bench.model.checks import (
 from pe_bench.model.decoder import build_decoder
 from pe_bench.runs import folder as runs
 from pe_bench.runs.job import Job, identity, run_name, setting
-from pe_bench.runs.parents import KEPT, after_source, find_source
+from pe_bench.runs.parents import PARENT_FILE, find_parent, with_parent
 from pe_bench.runs.rows import Row
 from pe_bench.runs.typed import record_command, record_tag
 from pe_bench.scoring.other_encodings import OtherEncoding, models_under
@@ -54,8 +54,8 @@ def load(config: Config, planner: Planner = make_plans, run: Path | None = None)
     data = load_data(config)
     source = None
     if run is None and (config.train.from_run or config.train.beside):
-        source = find_source(config, data.hash, trained_name)
-        config = after_source(config, source)
+        source = find_parent(config, data.hash, trained_name)
+        config = with_parent(config, source)
     encoding = EncodingSpec(config.encoding, config.search)
     if source is not None and config.train.from_run:
         encoding = after_training(encoding, source.config, config.train.length)
@@ -175,7 +175,7 @@ def write_config(job: Job) -> None:
     """Write config.yaml, the facts of a parent, and the code of a custom encoding."""
     runs.write_config(job.folder, job.config)
     if job.kept is not None:
-        write_json(job.folder / KEPT, job.kept)
+        write_json(job.folder / PARENT_FILE, job.kept)
     for part in EncodingSpec(job.config.encoding, job.config.search).parts:
         if not part.is_built_in:
             copy_files(part.code.files, job.folder / "code")
@@ -183,7 +183,7 @@ def write_config(job: Job) -> None:
 
 def write_result(job: Job, trained: checkpoint.Checkpoint | None) -> None:
     """Write result.json, the last file of a finished run. trained: None for a Hugging Face model."""
-    result: dict[str, Any] = {"format": runs.FORMAT, "encoding": job.label, "seed": job.config.seed}
+    result: dict[str, Any] = {"format": runs.RUN_FORMAT, "encoding": job.label, "seed": job.config.seed}
     result |= {"steps": 0, "parameters": job.model.parameter_count}
     result |= {"data_hash": job.data.hash, "setting": job.setting}
     if job.first is not None:

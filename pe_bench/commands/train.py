@@ -28,7 +28,7 @@ from pe_bench.scoring.anchors import score_missing_anchors
 from pe_bench.scoring.plans import Planner, make_plans
 from pe_bench.scoring.protocols import Plan
 from pe_bench.scoring.rows import operations, operations_of_pass, row_key, scored_rows
-from pe_bench.scoring.slices import keep_derived
+from pe_bench.scoring.slices import write_slices_and_means
 from pe_bench.system import machine
 from pe_bench.system.cost import (
     Listener,
@@ -171,7 +171,7 @@ def _train_and_score(
                 write_config(job)
             if trained is not None:
                 return score_encodings(with_weights(job, trained), plans, bars=bars)
-            keep_derived(run, job.data, plans, job.config.first_length)
+            write_slices_and_means(run, job.data, plans, job.config.first_length)
             record_command(run)
             record_tag(run, job.config.tag)
             return rows

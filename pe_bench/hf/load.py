@@ -36,7 +36,7 @@ from pe_bench.runs.job import Job
 from pe_bench.runs.rows import TASK
 from pe_bench.scoring.plans import Planner
 from pe_bench.scoring.protocols import Plan
-from pe_bench.scoring.targets import PART
+from pe_bench.scoring.targets import PART_DIVISOR
 from pe_bench.system.machine import explain_out_of_memory, resolve_device, set_threads
 from pe_bench.system.terminal import say
 from pe_bench.values import without_none
@@ -146,7 +146,7 @@ def _target_blocks(
     if not isinstance(size, int | None) or not isinstance(train_length, int):
         return {}  # the check of the whole configuration refuses these values
     if size is None:
-        eighth = largest_power_of_two(min(MAX_BLOCK_TOKENS, max(1, train_length // PART)))
+        eighth = largest_power_of_two(min(MAX_BLOCK_TOKENS, max(1, train_length // PART_DIVISOR)))
         size = max(eighth, EvalConfig().resolved_target_tokens(train_length))
     if "eval.targets" not in typed_keys:
         count = max(1, min(MAX_BLOCKS, MAX_SCORED_TARGETS // max(1, size)))

@@ -21,11 +21,11 @@ from pe_bench.inspection.resolve import ResolvedEncoding
 from pe_bench.model.attention.reference import attention_weights, logits, project, select_tokens
 
 MAX_ELEMENTS = 2**24  # numbers of one tensor
-TEXT = "A query sees some keys. What it makes of them depends on where they are. "  # repeated as input
+SAMPLE_TEXT = "A query sees some keys. What it makes of them depends on where they are. "  # repeated as input
 
 
 @dataclass(frozen=True)
-class Scores:
+class AttentionCurves:
     """The expected scores and weights of each head, by distance 0 to T - 1.
 
     Scores are logarithms of weights for an encoding that replaces the softmax, and logarithms of the share of
@@ -37,7 +37,7 @@ class Scores:
     meaning: str = "expected score"  # the meaning of the scores, for the label of an axis
 
 
-def kinds(encoding: Composition, n_layers: int) -> list[tuple[int, ...]]:
+def layer_kinds(encoding: Composition, n_layers: int) -> list[tuple[int, ...]]:
     """Group the numbers of layers that have the same structure and tables; their parameters may differ."""
     numbers_by_traits: dict[str, list[int]] = {}
     for number in range(n_layers):
@@ -63,7 +63,7 @@ def _traits(module: nn.Module) -> list[object]:
 
 
 @torch.no_grad()
-def scores_by_distance(subject: ResolvedEncoding, layer: LayerEncoding, length: int) -> Scores:
+def scores_by_distance(subject: ResolvedEncoding, layer: LayerEncoding, length: int) -> AttentionCurves:
     """Return scores and weights by distance, biases included, if all tokens have the same content.
 
     They are means over contents. length: the number of distances.
@@ -87,15 +87,15 @@ def scores_by_distance(subject: ResolvedEncoding, layer: LayerEncoding, length: 
             sums[number] += values[..., 0, :].expand(sizes).sum(0)
         samples += len(x)
     scores, weights = sums / samples
-    meaning = Scores.meaning
+    meaning = AttentionCurves.meaning
     if layer.overrides("weights"):
         scores = weights.log().clamp(min=-1e4)
         meaning = "log of expected weight"
     shown = scores.masked_fill(~visible[..., 0, :], math.nan)
-    return Scores(shown.flip(-1), weights.flip(-1), meaning)
+    return AttentionCurves(shown.flip(-1), weights.flip(-1), meaning)
 
 
-def _shares_left(subject: ResolvedEncoding, layer: Recurrent, length: int) -> Scores:
+def _shares_left(subject: ResolvedEncoding, layer: Recurrent, length: int) -> AttentionCurves:
     """Return the share of a token that is left in the state, by its distance, as a mean over contents."""
     total = torch.zeros(subject.config.model.n_heads, length)
     samples = 0
@@ -109,7 +109,7 @@ def _shares_left(subject: ResolvedEncoding, layer: Recurrent, length: int) -> Sc
         samples += len(x)
     left = total / samples
     weights = left / left.sum(-1, keepdim=True)
-    return Scores(left.log(), weights, "log of what is left of a token")
+    return AttentionCurves(left.log(), weights, "log of what is left of a token")
 
 
 def _content_parts(subject: ResolvedEncoding, length: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -206,6 +206,6 @@ def _position_ids(subject: ResolvedEncoding, batch: int, length: int) -> Tensor:
 
 def _text_bytes(batch: int, length: int) -> Tensor:
     """Return bytes [B, T] of a text, for encodings that read tokens."""
-    text = torch.tensor(list(TEXT.encode()))
+    text = torch.tensor(list(SAMPLE_TEXT.encode()))
     copies = length // len(text) + 1
     return text.repeat(copies)[:length].expand(batch, -1)

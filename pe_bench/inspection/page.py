@@ -45,7 +45,7 @@ def page(subject: ResolvedEncoding, width: int = PIPED_WIDTH, *, has_formulas: b
         blocks += _describe_part(subject, part, width)
     if not has_formulas:
         blocks = [FORMULA.sub("", block) for block in blocks]
-    return _page_of(subject.label, [*blocks, align(facts, width)])
+    return _page_of(subject.label, [*blocks, align_cells(facts, width)])
 
 
 def _page_of(title: str, blocks: Sequence[str]) -> str:
@@ -66,9 +66,9 @@ def _describe_part(subject: ResolvedEncoding, part: PartSpec, width: int) -> lis
         "compatible with": ", ".join(sorted(encoding_class.compatible_with)),
         "changeable": ", ".join(sorted(encoding_class.changeable_after_training)),
     }
-    options = align(list(options_of(subject, part)), width)
+    options = align_cells(list(options_of(subject, part)), width)
     known = [(name, fact) for name, fact in facts.items() if fact]
-    return [reflow(docstring, width), options, align(known, width)]
+    return [reflow(docstring, width), options, align_cells(known, width)]
 
 
 def reflow(docstring: str, width: int) -> str:
@@ -112,7 +112,7 @@ def _preset_comment(subject: ResolvedEncoding) -> str:
     return ""
 
 
-def align(lines: Sequence[tuple[str, ...]], width: int) -> str:
+def align_cells(lines: Sequence[tuple[str, ...]], width: int) -> str:
     """Align cells below each other; the last cell of a line, which may be long, is wrapped in its column."""
     columns = zip(*lines, strict=True)
     all_widths = [max(map(len, column)) for column in columns]
@@ -144,4 +144,4 @@ def task_page(arguments: Sequence[str], search: Sequence[Path], width: int = PIP
     options = [(f"task.{name}", str(value)) for name, value in config.task.items() if name != "name"]
     module = sys.modules[type(task).__module__]
     docstring = reflow(module.__doc__ or "", width)
-    return _page_of(task.name, [docstring, align(options, width), example])
+    return _page_of(task.name, [docstring, align_cells(options, width), example])

@@ -16,7 +16,7 @@ from matplotlib.ticker import MaxNLocator, NullFormatter, NullLocator
 from pe_bench.encodings.base import LayerEncoding
 from pe_bench.inspection import curves
 from pe_bench.inspection.resolve import ResolvedEncoding, parameter_count
-from pe_bench.render.paper import DASHES, GREY, STROKES, mark_length, styles_of, wrapped
+from pe_bench.render.paper import DASH_PATTERN, GREY, STROKES, mark_length, styles_of, wrapped
 
 REACH, MASK_REACH = 8, 4  # times the training length, for scores and for masks
 MAX_MASK = 2_048  # tokens
@@ -34,11 +34,11 @@ MAX_NOTE = 150  # characters of a line
 TITLE: dict[str, Any] = {"loc": "left", "fontsize": 10, "fontweight": "bold", "pad": 14}
 SMALL: dict[str, Any] = {"fontsize": 8.5, "color": "0.3"}
 LEGEND: dict[str, Any] = {"fontsize": 8, "frameon": False, "labelcolor": "linecolor"}
-MARK: dict[str, Any] = {"color": GREY, "linewidth": 0.9, "linestyle": DASHES, "zorder": 1}
+MARK: dict[str, Any] = {"color": GREY, "linewidth": 0.9, "linestyle": DASH_PATTERN, "zorder": 1}
 
 
 @dataclass(frozen=True)
-class Row:
+class PanelRow:
     """A row of panels: the layers of one kind, or the input."""
 
     title: str
@@ -57,7 +57,7 @@ class Row:
         return f"{self.title}: not trained" if self.is_untrained else self.title
 
 
-def rows_of(subjects: Sequence[ResolvedEncoding]) -> list[Row]:
+def rows_of(subjects: Sequence[ResolvedEncoding]) -> list[PanelRow]:
     """Return the rows of encodings; rows of an encoding without a meaning past training end there."""
     styles = styles_of(subject.label for subject in subjects)
     rows = []
@@ -66,7 +66,7 @@ def rows_of(subjects: Sequence[ResolvedEncoding]) -> list[Row]:
     return rows
 
 
-def _rows_of_encoding(subject: ResolvedEncoding, colour: str) -> Iterator[Row]:
+def _rows_of_encoding(subject: ResolvedEncoding, colour: str) -> Iterator[PanelRow]:
     """Yield the row of the input, if the encoding changes the input, then a row for each kind of layer."""
     length = subject.config.train.length
     is_defined = subject.encoding.past_training != "undefined"
@@ -74,7 +74,7 @@ def _rows_of_encoding(subject: ResolvedEncoding, colour: str) -> Iterator[Row]:
     mask_reach = MASK_REACH * length if is_defined else length
     added = input_row(subject, colour, reach)
     is_untrained = parameter_count(subject.encoding) > 0
-    kinds = curves.kinds(subject.encoding, subject.config.model.n_layers)
+    kinds = curves.layer_kinds(subject.encoding, subject.config.model.n_layers)
     for stroke, numbers in zip(len(kinds) * STROKES, kinds, strict=False):
         layer = subject.encoding.layer(numbers[0])
         is_only_kind = len(kinds) == 1
@@ -90,12 +90,12 @@ def _rows_of_encoding(subject: ResolvedEncoding, colour: str) -> Iterator[Row]:
         if np.array_equal(mask, np.tril(np.ones_like(mask))):
             mask = None
         drawn = (scores.scores.numpy(), scores.meaning, weights, wavelengths, mask)
-        yield Row(title, colour, stroke, length, *drawn, is_untrained=is_untrained)
+        yield PanelRow(title, colour, stroke, length, *drawn, is_untrained=is_untrained)
     if added is not None:
         yield added
 
 
-def input_row(subject: ResolvedEncoding, colour: str, reach: int) -> Row | None:
+def input_row(subject: ResolvedEncoding, colour: str, reach: int) -> PanelRow | None:
     """Return the row of an encoding that changes the input, None for others. reach: the largest distance."""
     found = curves.input_products(subject, reach)
     if found is None:
@@ -104,10 +104,10 @@ def input_row(subject: ResolvedEncoding, colour: str, reach: int) -> Row | None:
     meaning = "product of embedded contents" if are_of_contents else "p_i · p_j of what is added"
     length = subject.config.train.length
     title = f"{subject.label}: the input"
-    return Row(title, colour, STROKES[0], length, products.numpy()[None], meaning)
+    return PanelRow(title, colour, STROKES[0], length, products.numpy()[None], meaning)
 
 
-def draw(rows: Sequence[Row]) -> Figure:
+def draw(rows: Sequence[PanelRow]) -> Figure:
     """Draw a row of panels for each of `rows`, below one panel with the attention of all."""
     with_weights = [row for row in rows if row.weights is not None]
     is_compared = len(with_weights) > 1
@@ -133,7 +133,7 @@ def draw(rows: Sequence[Row]) -> Figure:
     return figure
 
 
-def limits_of(rows: Sequence[Row]) -> tuple[float, float]:
+def limits_of(rows: Sequence[PanelRow]) -> tuple[float, float]:
     """Return the lowest and the highest score to draw, the same for all rows, so that heights compare."""
     scores = [row.curves for row in rows if row.weights is not None]
     if not scores:
@@ -146,7 +146,7 @@ def limits_of(rows: Sequence[Row]) -> tuple[float, float]:
     return bottom - margin, top + margin
 
 
-def _draw_cumulative_shares(axes: Axes, rows: Sequence[Row]) -> None:
+def _draw_cumulative_shares(axes: Axes, rows: Sequence[PanelRow]) -> None:
     """Draw the share of attention within each distance, if all tokens are the same."""
     for row in rows:
         if row.weights is not None:
@@ -164,7 +164,7 @@ def _draw_cumulative_shares(axes: Axes, rows: Sequence[Row]) -> None:
     _set_distance_axis(axes, rows[0].train_length, reach)
 
 
-def draw_curves(axes: Axes, row: Row, limits: tuple[float, float]) -> None:
+def draw_curves(axes: Axes, row: PanelRow, limits: tuple[float, float]) -> None:
     """Draw the scores of each head by distance; heads with the same scores share a curve.
 
     limits: the smallest and the largest number of the axis of scores.
@@ -208,7 +208,7 @@ def _set_distance_axis(axes: Axes, train_length: int, reach: int) -> None:
     mark_length(axes, train_length, "training length", width=0.9, offset=3)
 
 
-def _draw_wavelengths(axes: Axes, row: Row) -> None:
+def _draw_wavelengths(axes: Axes, row: PanelRow) -> None:
     """Draw 2 pi / theta of each feature pair, and write how many pairs turn fully in the training length."""
     for values in row.wavelengths:
         axes.plot(values, color=row.colour, marker="o", markersize=2.5, linewidth=1.0)
@@ -226,7 +226,7 @@ def _draw_wavelengths(axes: Axes, row: Row) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def _draw_mask(axes: Axes, row: Row, mask: np.ndarray) -> None:
+def _draw_mask(axes: Axes, row: PanelRow, mask: np.ndarray) -> None:
     reach = len(mask)
     colours = ListedColormap(["0.95", row.colour])
     image = axes.imshow(mask, cmap=colours, extent=(0, reach, reach, 0), interpolation="nearest")

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 MAX_LABEL = 40  # characters
 REFERENCE = "nope"  # the encoding with which `speed` compares others
 # Sections and keys of a timed model and of the machine.
-SHARED = ("model", "train", "eval", "seed", "precision", "threads", "device", "results_dir")
+SHARED_KEYS = ("model", "train", "eval", "seed", "precision", "threads", "device", "results_dir")
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ def encodings_to_time(
     """
     names, typed = names_and_overrides(arguments)
     overrides = [*os.environ.get(OVERRIDES_VARIABLE, "").split(), *typed]
-    shared = in_sections(overrides, SHARED)
+    shared = in_sections(overrides, SHARED_KEYS)
     if not names:
         names = names_in("encoding", search)
     subjects = resolve([REFERENCE, *shared], search)

@@ -37,12 +37,22 @@ from pe_bench.system.signals import INTERRUPTIONS
 BYTES = 256
 REPEATS = 5  # the least number of repeats of a pass
 MAX_REPEATS = 25
-SHORT = 0.5  # seconds, for which a pass is repeated, but at most `MAX_REPEATS` times
+SHORT_SECONDS = 0.5  # seconds, for which a pass is repeated, but at most `MAX_REPEATS` times
 
 # Columns that tell measurements apart: of two rows with the same values, the later row is kept.
-KEY = ["encoding", "setting", "model", "length", "pass", "device", "processor", "threads", "dtype"]
+ROW_KEY_COLUMNS = [
+    "encoding",
+    "setting",
+    "model",
+    "length",
+    "pass",
+    "device",
+    "processor",
+    "threads",
+    "dtype",
+]
 # Columns on the machine and the program, in all rows of a command.
-FACTS = ("device", "processor", "threads", "torch", "pe_bench", "date")
+MACHINE_COLUMNS = ("device", "processor", "threads", "torch", "pe_bench", "date")
 # setting: the command's words without the encoding's options. batch: windows in one pass. path: the attention
 # path; the paths of several layers are joined by +. status: ok, undefined, out_of_memory or failed, with a
 # reason. relative: the median ratio of a pass to the reference's pass just before; half of the ratios lie
@@ -55,7 +65,7 @@ COLUMNS = [
     *("repeats", "device", "processor", "threads", "dtype", "torch", "pe_bench", "date"),
 ]
 
-Row = dict[str, Any]  # one encoding at one length: each column's value, None where there is none
+SpeedRow = dict[str, Any]  # one encoding at one length: each column's value, None where there is none
 
 
 class Pass(Protocol):
@@ -125,7 +135,7 @@ class Bench:
     repeats: int | None = None  # the number of repeats of a pass; None: chosen by its time
     make: Callable[[Config, EncodingSpec, int, torch.device], Pass] = ScoringPass
 
-    def rows(self, subjects: Sequence[ResolvedEncoding], lengths: Sequence[int]) -> Iterator[Row]:
+    def rows(self, subjects: Sequence[ResolvedEncoding], lengths: Sequence[int]) -> Iterator[SpeedRow]:
         """Yield a row with the time and memory of each subject at each length.
 
         The first subject is the reference: its passes alternate with another subject's, for the ratio of
@@ -146,12 +156,12 @@ class Bench:
 
     def _timed_row(
         self, subject: ResolvedEncoding, length: int, reference: Pass | None, milliseconds: float
-    ) -> tuple[Row, Pass | None]:
+    ) -> tuple[SpeedRow, Pass | None]:
         """Time one encoding; return its row, and its pass unless it failed.
 
         milliseconds: the time of the reference's pass.
         """
-        row: Row = {**dict.fromkeys(COLUMNS), **self.facts, "path": "", "status": "ok", "reason": ""}
+        row: SpeedRow = {**dict.fromkeys(COLUMNS), **self.facts, "path": "", "status": "ok", "reason": ""}
         row |= {"encoding": subject.label, "length": length, "model": subject.config.model.name}
         row["repeats"] = 0
         try:
@@ -186,7 +196,7 @@ def time_pass(
         if repeats is not None or count < REPEATS:
             return count >= (repeats or REPEATS)
         seconds = time.perf_counter() - began
-        return count >= MAX_REPEATS or seconds >= SHORT
+        return count >= MAX_REPEATS or seconds >= SHORT_SECONDS
 
     while not has_enough_passes():
         before = None if reference is None else _time_once(reference, device)
@@ -211,8 +221,10 @@ def wait_for(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def numbers_of(milliseconds: Sequence[float], ratios: Sequence[float], reference: float, tokens: int) -> Row:
-    """Return the columns with numbers.
+def numbers_of(
+    milliseconds: Sequence[float], ratios: Sequence[float], reference: float, tokens: int
+) -> SpeedRow:
+    """Return the columns with a row's numbers: times, speeds, ratios to the reference.
 
     tokens: the tokens of a pass. reference: the reference's milliseconds.
     """
@@ -223,7 +235,7 @@ def numbers_of(milliseconds: Sequence[float], ratios: Sequence[float], reference
         usual = reference * relative
         relatives = {"relative_low": low, "relative": relative, "relative_high": high}
     numbers = {"milliseconds": usual, "tokens_per_second": 1e3 * tokens / usual, **relatives}
-    row: Row = {"repeats": len(milliseconds)}
+    row: SpeedRow = {"repeats": len(milliseconds)}
     for name, value in numbers.items():
         row[name] = None if value is None else round(value, 4)
     return row
@@ -258,8 +270,8 @@ def peak_of(first: Pass, device: torch.device) -> float | None:
     return max(0.0, round(peak.mb - before.mb, 4))
 
 
-def write_rows(path: Path, rows: Sequence[Row]) -> None:
-    """Add rows to a CSV file; they replace rows with the same values of `KEY`."""
+def write_rows(path: Path, rows: Sequence[SpeedRow]) -> None:
+    """Add rows to a CSV file; a row replaces an earlier row with equal values in `ROW_KEY_COLUMNS`."""
     texts = []
     for row in rows:
         text = dict.fromkeys(COLUMNS, "")
@@ -271,13 +283,13 @@ def write_rows(path: Path, rows: Sequence[Row]) -> None:
     with name_write_errors(path):
         if path.exists():
             every = pandas.concat([pandas.read_csv(path, dtype=str, keep_default_na=False), every])
-        write_text(path, every.drop_duplicates(KEY, keep="last").to_csv(index=False))
+        write_text(path, every.drop_duplicates(ROW_KEY_COLUMNS, keep="last").to_csv(index=False))
 
 
 # The table: the cheapest encoding at the longest length first, with all its lengths
 
-TABLE = ("encoding", "tokens", "attention", "ms", "tokens/s", f"x {REFERENCE}", "spread", "MB")
-WORDS = ("encoding", "attention")  # columns of words
+TABLE_HEADINGS = ("encoding", "tokens", "attention", "ms", "tokens/s", f"x {REFERENCE}", "spread", "MB")
+TEXT_HEADINGS = ("encoding", "attention")  # columns of words
 PASS_TEXTS = {"score": "scoring one window", "train": "a training step"}
 NOTES = (
     f"x {REFERENCE}: median of the ratios to a pass of {REFERENCE} just before",
@@ -287,7 +299,7 @@ NOTES = (
 )
 
 
-def grid_of(rows: Sequence[Row]) -> Grid:
+def grid_of(rows: Sequence[SpeedRow]) -> Grid:
     """Return the table with its title and notes."""
     first = rows[0]
     machine = first["processor"] if first["device"] == "cpu" else first["device"]
@@ -302,13 +314,13 @@ def grid_of(rows: Sequence[Row]) -> Grid:
     at_longest = [row for row in rows if row["length"] == longest]
     costs = {row["encoding"]: row["relative"] or math.inf for row in at_longest}
 
-    def table_order(row: Row) -> tuple[float, str, int]:
+    def table_order(row: SpeedRow) -> tuple[float, str, int]:
         return costs[row["encoding"]], row["encoding"], row["length"]
 
     columns: list[Column] = []
-    for name in TABLE:
+    for name in TABLE_HEADINGS:
         column = Column(name)
-        if name in WORDS:
+        if name in TEXT_HEADINGS:
             column = Column(name, is_left=True, least=MIN_FOLDED)
         columns.append(column)
     failed = [row for row in rows if row["reason"]]
@@ -318,13 +330,13 @@ def grid_of(rows: Sequence[Row]) -> Grid:
     return Grid(columns, cells, title, notes=notes, keys=2)
 
 
-def texts_of(row: Row) -> list[str]:
-    """Return the cells of a row."""
+def texts_of(row: SpeedRow) -> list[str]:
+    """Return the texts of a row of the table."""
     texts = [row["encoding"], f"{row['length']:,}"]
     if row["status"] != "ok":
         empty = [""] * 5
         return [*texts, row["status"].replace("_", " "), *empty]
-    texts += [row["path"], number(row["milliseconds"])]
+    texts += [row["path"], three_digits(row["milliseconds"])]
     texts.append(f"{row['tokens_per_second']:,.0f}")
     relative = row["relative"]
     spread = ""
@@ -339,6 +351,6 @@ def texts_of(row: Row) -> list[str]:
     return texts
 
 
-def number(value: float) -> str:
+def three_digits(value: float) -> str:
     """Write a number with three digits, a number from 100 on with all digits before the point."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

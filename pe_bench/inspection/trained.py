@@ -23,7 +23,7 @@ from pe_bench.inspection.picture import (
     REACH,
     SMALL,
     WIDTH,
-    Row,
+    PanelRow,
     draw_curves,
     input_row,
     limits_of,
@@ -34,7 +34,7 @@ from pe_bench.model.decoder import Decoder
 from pe_bench.model.layers import Block, SelfAttention
 from pe_bench.render.paper import COLOURS, GREY, STROKES, wrapped
 
-HEIGHT = 2.5  # inches, of a layer
+ROW_HEIGHT = 2.5  # inches, of a layer
 NOTES = (
     "Left: the mean score over contents from N(0, 1) that the query and the key share, with biases, at the "
     "trained values of parameters.",
@@ -82,7 +82,7 @@ def _attention_weights(module: SelfAttention, x_BTD: Tensor, layer: LayerEncodin
     return weights.expand(batch, heads, -1, -1)
 
 
-def rows_by_layer(subject: ResolvedEncoding) -> list[Row]:
+def rows_by_layer(subject: ResolvedEncoding) -> list[PanelRow]:
     """Return a row for each layer; it ends at the training length if the encoding has no meaning past it."""
     length = subject.config.train.length
     reach = length if subject.encoding.past_training == "undefined" else REACH * length
@@ -91,7 +91,7 @@ def rows_by_layer(subject: ResolvedEncoding) -> list[Row]:
         scores = curves.scores_by_distance(subject, subject.encoding.layer(number), reach)
         weights = scores.weights.numpy().mean(0)
         drawn = (scores.scores.numpy(), scores.meaning, weights)
-        row = Row(f"layer {number}", COLOURS[3], STROKES[0], length, *drawn)
+        row = PanelRow(f"layer {number}", COLOURS[3], STROKES[0], length, *drawn)
         rows.append(row)
     return rows
 
@@ -105,7 +105,7 @@ def draw_trained(title: str, subject: ResolvedEncoding, attention: Sequence[np.n
     reach = rows[0].curves.shape[-1]
     first = input_row(subject, COLOURS[3], reach)
     height = len(rows) + (first is not None)
-    size = (WIDTH, HEIGHT * height + 0.5)
+    size = (WIDTH, ROW_HEIGHT * height + 0.5)
     figure = Figure(figsize=size, layout="constrained")
     grid = figure.add_gridspec(height, 2, width_ratios=[3, 2])
     limits = limits_of(rows)

@@ -18,13 +18,18 @@ from rich.text import Text
 from pe_bench.system import terminal as outside_text
 from pe_bench.system.terminal import width_of, wrap, write_out
 
-GAP = 2  # blanks between columns
-RULED = Box("    \n    \n -- \n" + 5 * "    \n", ascii=True)  # a rule below the headings
+COLUMN_GAP = 2  # blanks between columns
+RULED_BOX = Box("    \n    \n -- \n" + 5 * "    \n", ascii=True)  # a rule below the headings
 MISSING = "-"
 Fact = str | int | float | None  # a value in a plain table
 MIN_FOLDED = 10  # terminal columns: the least width of a text that may be folded
-LONGEST_WHOLE = 24  # terminal columns: a word up to this width is not cut
-ASCII = {"·": "-", "…": "~", "≤": "<=", "±": "+-"}  # replacements for a stream that takes ASCII only
+MAX_UNCUT_WORD = 24  # terminal columns: a word up to this width is not cut
+ASCII_SIGNS = {
+    "·": "-",
+    "…": "~",
+    "≤": "<=",
+    "±": "+-",
+}  # replacements for a stream that takes ASCII_SIGNS only
 # LaTeX for signs in numbers.
 LATEX_SIGNS = {
     "±": r"\pm",
@@ -86,16 +91,19 @@ class Grid:
         return replace(self, columns=chosen_items(self.columns), rows=rows)
 
     def width(self, *, folded: bool = False) -> int:
-        """Return the width in terminal columns; `folded`: with texts at their least width."""
+        """Return the grid's width in terminal columns. folded: with texts folded to their least width."""
         widths = []
         for column, texts in zip(self.columns, _column_lines(self), strict=True):
             width = max(map(cell_len, texts))
             least = _least_width(column, texts) if folded else 0
             widths.append(min(width, least or width))
-        return sum(widths) + GAP * (len(widths) - 1)
+        return sum(widths) + COLUMN_GAP * (len(widths) - 1)
 
     def draw(self, width: int) -> list[RenderableType]:
-        """Return the parts of the table for a terminal of this width, as far as texts may be folded."""
+        """Return the title, blocks of columns and notes, to print on a terminal of `width` columns.
+
+        A block is wider than the terminal only if its texts may not be folded further.
+        """
         drawn_parts: list[RenderableType] = [Text(line, "bold") for line in join_parts(self.title, width)]
         drawn_parts += _wrapped_lines(self.why, width, "italic")
         for block in _blocks_that_fit(self, width) if self.keys else [self]:
@@ -166,12 +174,12 @@ def show(
     try:
         text.encode(console.encoding)
     except UnicodeEncodeError:
-        text = text.translate(str.maketrans(ASCII))
+        text = text.translate(str.maketrans(ASCII_SIGNS))
     write_out(text, console.file)
 
 
-def text_of(print_on: Callable[[Console], object]) -> str:
-    """Return the output of a function that prints on a console, as plain text."""
+def printed_text(print_on: Callable[[Console], object]) -> str:
+    """Return the text that `print_on` prints on the console that it is given, without colours."""
     text = io.StringIO()
     print_on(Console(file=text, color_system=None, force_terminal=False, force_jupyter=False))
     return text.getvalue()
@@ -197,7 +205,7 @@ def join_parts(parts: Sequence[str], width: int) -> list[str]:
 
 
 def _blocks_that_fit(grid: Grid, width: int) -> list[Grid]:
-    """Cut a grid into few blocks that fit the width; each begins with the columns that name a row."""
+    """Cut a grid into as few grids as fit the width; each begins with the columns that name a row."""
     keys = list(range(grid.keys))
     blocks = [keys]
     for index in range(grid.keys, len(grid.columns)):
@@ -210,7 +218,10 @@ def _blocks_that_fit(grid: Grid, width: int) -> list[Grid]:
 
 
 def _column_lines(grid: Grid) -> list[list[str]]:
-    """Return the lines of each column: heading and texts; after a number its mark, or a blank in place of it.
+    """Return the lines of text of each column: its heading, then its cells with their marks.
+
+    A number without a mark has a blank in place of it.
+
 
     Lines aligned to the right are padded here, because rich strips blanks from ends of texts.
     """
@@ -236,17 +247,17 @@ def _least_width(column: Column, texts: Sequence[str]) -> int:
     if not column.least:
         return 0
     words = " ".join(texts).split()
-    widths = [width for width in map(cell_len, words) if width <= LONGEST_WHOLE]
+    widths = [width for width in map(cell_len, words) if width <= MAX_UNCUT_WORD]
     return max([column.least, *widths])
 
 
 def _rich_table(grid: Grid, *, keeps_words: bool) -> Table:
-    """Return the grid for rich; of rows with the same name, only the first shows it.
+    """Return the grid as a table of rich; of neighbouring rows with the same name, only the first shows it.
 
     keeps_words: fold texts only between words, unless a word is too long.
     """
-    box = RULED if grid.title else None
-    padding = GAP - 1 if grid.title else GAP  # a box has blanks between columns
+    box = RULED_BOX if grid.title else None
+    padding = COLUMN_GAP - 1 if grid.title else COLUMN_GAP  # a box has blanks between columns
     table = Table(box=box, show_edge=False, pad_edge=False, padding=(0, 0, 0, padding))
     columns = []
     for column, texts in zip(grid.columns, _column_lines(grid), strict=True):

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 COLOURS = ("#56B4E9", "#E69F00", "#009E73", "#0072B2", "#CC79A7", "#000000", "#D55E00")
 MARKERS = ("P", "<", "o", ">", "s", "D", "v", "^")  # a cross marks break points
 STROKES = ("-", "--", ":")
-COMMON = ("rope", "alibi", "sinusoidal", "t5", "nope", "kerple_log", "learned")  # compared most often
-SALT = 178926  # chosen by trial, so that the labels in COMMON get different colours
-DASHES = (0, (4, 3))
+COMMON_LABELS = ("rope", "alibi", "sinusoidal", "t5", "nope", "kerple_log", "learned")  # compared most often
+COLOUR_SALT = 178926  # chosen by trial, so that COMMON_LABELS get different colours
+DASH_PATTERN = (0, (4, 3))
 GREY = "0.35"  # the colour of text and of marks that are no data
 RULE = "#e5e5e5"  # the colour of the grid
 MARGIN_BAND = "0.94"  # the colour of the band of changes within the margin
@@ -36,7 +36,7 @@ WIDTH = 9.0  # inches, of the page
 LEFT = 0.75  # inches, left of the panels
 FONT = 11  # points
 NOTE_FONT = 9.5  # points
-MAX_LINE = 80  # characters of a note
+MAX_NOTE_LINE = 80  # characters of a note
 # Without these dates, writing a picture twice gives the same bytes.
 UNDATED = {"png": {"Software": None}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
 # Text stays text: in an SVG as elements that can be searched and edited, in a PDF as embedded TrueType.
@@ -48,8 +48,8 @@ SETTINGS: dict[Any, Any] = {
 }
 DOTS_PER_INCH = 150  # the resolution of a PNG; for print there are PDF and SVG
 # The page's variables for colours, which differ in its light and its dark theme.
-THEMED = {colour.lower(): f"var(--colour{number})" for number, colour in enumerate(COLOURS)}
-THEMED |= {
+THEME_VARIABLES = {colour.lower(): f"var(--colour{number})" for number, colour in enumerate(COLOURS)}
+THEME_VARIABLES |= {
     "#000000": "currentColor",
     "#ffffff": "var(--paper)",
     "#595959": "var(--soft)",
@@ -77,14 +77,14 @@ def styles_of(labels: Iterable[str]) -> dict[str, Style]:
     """Return a different style for each label, with a colour and a marker that follow from its name.
 
     If there are enough colours, labels with the same colour get the next free colour in alphabetical order;
-    the labels in COMMON come first and keep their colours. A colour that is used again gets another stroke
-    and marker.
+    the labels in COMMON_LABELS come first and keep their colours. A colour that is used again gets another
+    stroke and marker.
     """
     styles: dict[str, Style] = {}
     alphabetical = sorted(set(labels))
-    ordered = sorted(alphabetical, key=lambda label: label not in COMMON)
+    ordered = sorted(alphabetical, key=lambda label: label not in COMMON_LABELS)
     for label in ordered:
-        number = crc32(f"{SALT}{label}".encode())
+        number = crc32(f"{COLOUR_SALT}{label}".encode())
         colours = [style.colour for style in styles.values()]
         taken = colours if len(ordered) <= len(COLOURS) else []
         colour = _least_used(COLOURS, taken, number % len(COLOURS))
@@ -101,7 +101,7 @@ def styles_of(labels: Iterable[str]) -> dict[str, Style]:
 
 
 def _least_used(choices: Sequence[Choice], used: Sequence[Choice], first: int) -> Choice:
-    """Return the least used choice; of several, the first from index `first` on."""
+    """Return the choice that occurs least often in `used`; of several, the first from index `first` on."""
     rotated = [*choices[first:], *choices[:first]]
     return min(rotated, key=used.count)
 
@@ -115,7 +115,7 @@ def shortened(label: str, characters: int) -> str:
     return f"{beginning}...{label[-end:]}"
 
 
-def wrapped(sentences: Iterable[str], width: int = MAX_LINE) -> str:
+def wrapped(sentences: Iterable[str], width: int = MAX_NOTE_LINE) -> str:
     """Return the sentences in lines of at most `width` characters."""
     return fill(" ".join(sentences), width, break_long_words=False)
 
@@ -144,7 +144,7 @@ def save_picture(draw: Callable[[], Figure], path: Path) -> None:
 
 
 def inline_svg(draw: Callable[[], Figure], picture_id: str, parts: Mapping[str, Sequence[Attributes]]) -> str:
-    """Return a figure as an SVG element for a page without inline styles.
+    """Return the figure that `draw` returns as an SVG element, for a page without inline styles.
 
     picture_id: a name that differs from other pictures on the page. parts: for the group of each artist, by
     its gid, the attributes of the group, and then of the marks in it.
@@ -162,7 +162,7 @@ def inline_svg(draw: Callable[[], Figure], picture_id: str, parts: Mapping[str, 
         for declaration in filter(None, element.attrib.pop("style", "").split(";")):
             name, value = (word.strip() for word in declaration.split(":", 1))
             if name != "font-family":  # the page has its own
-                element.set(name, THEMED.get(value, value))
+                element.set(name, THEME_VARIABLES.get(value, value))
     marks = {gid: iter(attributes[1:]) for gid, attributes in parts.items()}
     for group in root.iter("g"):
         gid = group.get("id", "")
@@ -181,7 +181,7 @@ def inline_svg(draw: Callable[[], Figure], picture_id: str, parts: Mapping[str, 
 
 
 def _describe_group(group: ElementTree.Element, attributes: Attributes, marks: Iterator[Attributes]) -> None:
-    """Set the attributes of a group and of its marks; `title` becomes an element."""
+    """Set the attributes of a group and of its marks; the attribute `title` becomes a child element."""
     _set_attributes(group, attributes)
     for mark in list(group.iter("use")):
         _set_attributes(mark, next(marks, {}))
@@ -197,7 +197,7 @@ def _set_attributes(element: ElementTree.Element, attributes: Attributes) -> Non
 
 @contextmanager
 def _drawing_settings(salt: str) -> Iterator[None]:
-    """Draw with the settings of all pictures; the salt, by default random, decides ids in an SVG."""
+    """Set matplotlib's settings for all pictures while the context is open; `salt` decides ids in an SVG."""
     import matplotlib
 
     with matplotlib.rc_context({**SETTINGS, "svg.hashsalt": salt}), warnings.catch_warnings():
@@ -241,7 +241,9 @@ def lines_height(text: str, size: float) -> float:
 
 def mark_length(axes: Axes, length: float, text: str = "", width: float = 1.0, offset: float = 8) -> None:
     """Draw a dashed line at a length, with a text above it."""
-    axes.axvline(length, color=GREY, linewidth=width, linestyle=DASHES, zorder=0.5, gid="training length")
+    axes.axvline(
+        length, color=GREY, linewidth=width, linestyle=DASH_PATTERN, zorder=0.5, gid="training length"
+    )
     bottom, _ = axes.get_ylim()
     pixels = axes.transData.transform((length, bottom))
     share, _ = axes.transAxes.inverted().transform(pixels)

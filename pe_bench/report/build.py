@@ -20,18 +20,18 @@ from pe_bench.report.groups import (
     groups_of_slice,
     keep_best,
     labels_by,
-    lacking_runs,
+    lacking_runs_note,
     newest_run,
     parse_by,
-    share_of,
+    slice_share,
 )
 from pe_bench.report.lines import (
-    Source,
+    TableRows,
     anchor_lines,
     check_sort,
     lengths_of,
-    lines_of,
-    ordered,
+    make_lines,
+    order_lines,
     with_baseline,
     with_short_labels,
 )
@@ -53,7 +53,7 @@ from pe_bench.runs.find import (
     tagged_runs,
 )
 from pe_bench.runs.folder import RunFolder, read_all, read_unfinished
-from pe_bench.runs.rows import ALL, APART, POSITIONS, PROBE, Row, one_a_run, read_rows
+from pe_bench.runs.rows import ALL, APART, POSITIONS, PROBE, Row, one_per_run, read_rows
 from pe_bench.runs.scores import RECALL
 from pe_bench.runs.typed import results_option, tags_of
 from pe_bench.system.terminal import one_line_texts, say
@@ -84,9 +84,9 @@ def read_report(
 ) -> Report:
     """Return the tables of the named runs, of a selection, of all runs, or only those with the newest run.
 
-    everything: without names or conditions, the tables of all runs. probe: require probes in place of levels.
-    options: the other options of `api.results`. Raises `UserError` for values that are not possible, and if
-    there is nothing to show.
+    everything: without names or conditions, show all runs; False: only the tag of the newest run, or its
+    tables. probe: require probes in place of levels. options: the other options of `api.results`. Raises
+    `UserError` for values that are not possible, and if there is nothing to show.
     """
     by = options.get("by")
     best = options.get("best")
@@ -118,7 +118,7 @@ def read_report(
     )
     folder = Path(results_dir)
     check_folder(folder, "--results-dir")
-    names = _names_of(named, folder) if named else None
+    names = _run_names(named, folder) if named else None
     newest_only = not (everything or names or where)
     tag = options.get("tag")
     if tag is not None:
@@ -130,7 +130,7 @@ def read_report(
         require(bool(names), message)
         newest_only = False
     elif newest_only:
-        names = _newest_tag(folder)
+        names = _runs_with_newest_tag(folder)
     report = build_report(folder, names, protocol, selection, newest_only=newest_only)
     if numbers_only:  # else they are notes below the tables
         for problem in report.problems:
@@ -145,12 +145,12 @@ def read_report(
     return report
 
 
-def _names_of(named: Sequence[str], results_dir: Path) -> list[str]:
-    """Return the names of the runs that are named, and of unfinished evaluations of Hugging Face models."""
+def _run_names(typed_names: Sequence[str], results_dir: Path) -> list[str]:
+    """Return the full names of the finished runs, or unfinished evaluations, that typed names select."""
     unfinished = [each.folder for each in read_unfinished(results_dir)]
     names: list[str] = []
     names_of_finished: list[str] = []
-    for name in named:
+    for name in typed_names:
         matching = [folder.path.name for folder in unfinished if _is_named(folder, name)]
         names += matching
         if not matching:
@@ -167,8 +167,11 @@ def _is_named(folder: RunFolder, name: str) -> bool:
     return is_checkpoint(name) and scores_checkpoint(folder, name)
 
 
-def _newest_tag(results_dir: Path) -> list[str] | None:
-    """Return the runs with the newest tag of the run that finished last; None if that run has no tag."""
+def _runs_with_newest_tag(results_dir: Path) -> list[str] | None:
+    """Return the names of the runs with the newest tag of the run that finished last; None without a tag.
+
+    Prints the tag.
+    """
     newest = newest_run(read_all(results_dir).rows, results_dir)
     tags = [] if newest is None else tags_of(newest)
     if not tags:
@@ -199,7 +202,10 @@ def build_report(
     *,
     newest_only: bool = False,
 ) -> Report:
-    """Return the tables of `build_tables` with probes, or only the tables with the newest run."""
+    """Return the tables of `build_tables` and the tables of probes, with notes on runs that are left out.
+
+    newest_only: only the tables with the run that finished last. Raises as `build_tables`.
+    """
     rows, problems = _readable_rows(results_dir, names)
     runs = ScoredRuns.read(results_dir)
     for key in selection.by:
@@ -241,7 +247,7 @@ def _rows_of_levels(rows: Sequence[Row]) -> list[Row]:
 
 def _common_margin(rows: Sequence[Row], runs: ScoredRuns) -> float:
     """Return the margin of all runs' configurations, or MARGIN if they have several margins or none."""
-    configs = [runs.folder_of(row.run).flat_config for row in one_a_run(rows)]
+    configs = [runs.folder_of(row.run).flat_config for row in one_per_run(rows)]
     named = {config.get("report.margin", "") for config in configs}
     margins = {float(margin) for margin in named if is_number(margin)}
     return margins.pop() if len(margins) == 1 else MARGIN
@@ -281,7 +287,7 @@ def tables_of_rows(rows: Sequence[Row], results_dir: Path, margin: float) -> lis
 
 
 def probes_of_rows(rows: Sequence[Row], folder_of: Callable[[str], RunFolder]) -> list[ProbeTable]:
-    """Return the tables of a probe's rows, which may be of several runs. folder_of: by a run's name."""
+    """Return the tables of the probe rows among `rows`. folder_of: returns a run's folder, by its name."""
     runs = ScoredRuns(folder_of, read_anchors(None))
     probed = [row for row in rows if row.protocol == PROBE]
     return probe_tables(group_rows(probed, runs, ()), runs, EVERYTHING)
@@ -333,10 +339,10 @@ def _rows_of_protocol(rows: list[Row], protocol: str) -> list[Row]:
 
 
 def _reference_rows(rows: Sequence[Row], run: Path, unchanged: RunFolder) -> list[Row]:
-    """Return other rows on the same targets that a run's rows are compared with.
+    """Return further rows, on the same targets, with which the rows of a run are compared.
 
-    They are the run's rows at a quarter of its training length, which show its gain within training, and the
-    rows of the unchanged model of a later stage.
+    They are the run's own rows at a quarter of its training length, which show its gain within training, and
+    for a later stage the rows of the model before it, `unchanged`.
     """
     scored = {row.key for row in rows}
     sets = {(row.target_hash, row.score_dtype) for row in rows}
@@ -353,7 +359,10 @@ def _reference_rows(rows: Sequence[Row], run: Path, unchanged: RunFolder) -> lis
 
 
 def _require_shown(tables: Sequence[Table], selection: Selection, others: int) -> None:
-    """Raise `UserError` if the options leave nothing, or name a baseline or a length that no table has."""
+    """Raise `UserError` if the options leave nothing, or name a baseline or a length that no table has.
+
+    others: the number of tables that are not shown, for the message.
+    """
     elsewhere = f" ({others} other tables: --all)" if others else ""
     lengths = set().union(*(table.lengths for table in tables))
     conditions = ", ".join(map(str, selection.where))
@@ -377,7 +386,9 @@ def _require_shown(tables: Sequence[Table], selection: Selection, others: int) -
 
 
 def _make_tables(groups: Groups, rows: Sequence[Row], runs: ScoredRuns, selection: Selection) -> list[Table]:
-    """Return a table for each group; `rows` are the rows of all groups and of positions.
+    """Return a table for each group, with the small table of recall targets if there are scores of these.
+
+    rows: the rows of all groups, with those of positions. Raises `UserError` if no run has the slice.
 
     Texts of runs are put on one line each, because a stranger may have written them.
     """
@@ -403,7 +414,7 @@ def _make_tables(groups: Groups, rows: Sequence[Row], runs: ScoredRuns, selectio
         swept = differing_keys(groups.values(), runs)
         for number, (key, table) in enumerate(tables.items()):
             names = set().union(*(line.runs for line in table.lines))
-            table_rows = [row for row in one_a_run(rows) if row.run in names]
+            table_rows = [row for row in one_per_run(rows) if row.run in names]
             values = {}
             for name in swept:
                 values[name] = [runs.value(row, name) for row in table_rows]
@@ -412,7 +423,7 @@ def _make_tables(groups: Groups, rows: Sequence[Row], runs: ScoredRuns, selectio
 
 
 def _with_recall(table: Table, recall: Table) -> Table:
-    """Return the table with the table of its recall targets, whose lines are in the same order."""
+    """Return the table with `recall`, its small table of recall targets, whose lines get the same order."""
     if not recall.lines:
         return table
     places = {line.label: place for place, line in enumerate(table.lines)}
@@ -438,7 +449,7 @@ def _make_table(
     positions, which only lines of all targets have.
     """
     ranks = rank_sets(row for row in sliced if row.control == "none")
-    source = Source(sliced, unsliced, ranks, runs, selection.margin or MARGIN, key.train_length)
+    source = TableRows(sliced, unsliced, ranks, runs, selection.margin or MARGIN, key.train_length)
     is_of_all = key.slice == ALL
     names = {row.run for row in sliced}
     positions = [row for row in rows if row.protocol == POSITIONS]
@@ -446,15 +457,15 @@ def _make_table(
     if is_of_all:
         shown = [*sliced, *(row for row in positions if row.run in names)]
     by = labels_by(shown, runs, selection.by)
-    lines = with_short_labels(lines_of(shown, source, by))
+    lines = with_short_labels(make_lines(shown, source, by))
     lines += anchor_lines(source, key.slice)
-    baseline = _baseline_in(lines, selection.baseline, runs) if selection.baseline else ""
+    baseline = _baseline_label(lines, selection.baseline, runs) if selection.baseline else ""
     if baseline:
         lines = with_baseline(lines, baseline, source)
     lines = [_with_shown_records(line, key.train_length, selection) for line in lines]
     lines = [line for line in lines if line.records]
     ranked = [line for line in lines if not line.is_anchor]
-    order = ordered(ranked, selection.sort, key.loss)
+    order = order_lines(ranked, selection.sort, key.loss)
     lengths = lengths_of(order.lines)
     chosen = [length for length in lengths if length in selection.lengths]
     conditions = [(condition.key, condition.sign) for condition in selection.where]
@@ -471,8 +482,8 @@ def _make_table(
         anchors=tuple(line for line in lines if line.is_anchor),
     )
     if not is_of_all:
-        share = share_of(sliced, unsliced)
-        table = replace(table, share=share, lacking=lacking_runs(sliced, unsliced))
+        share = slice_share(sliced, unsliced)
+        table = replace(table, share=share, lacking=lacking_runs_note(sliced, unsliced))
     return table if selection.numbers_only else with_notes(table, source, order)
 
 
@@ -486,7 +497,7 @@ def _with_shown_records(line: Line, train_length: int, selection: Selection) -> 
     return replace(line, records=records, rows=())
 
 
-def _baseline_in(lines: Sequence[Line], name: str, runs: ScoredRuns) -> str:
+def _baseline_label(lines: Sequence[Line], name: str, runs: ScoredRuns) -> str:
     """Return the label of the line that `--baseline` names; empty without such a line.
 
     The name is a label, the encoding of only one line, or hf:... for the only line of a Hugging Face model.

@@ -5,26 +5,27 @@ from dataclasses import replace
 
 from pe_bench.render.grid import MISSING, Cell
 from pe_bench.report.marks import mark_of, verdict_cell
-from pe_bench.report.records import NEAR, Line, Table, common_targets
+from pe_bench.report.records import NEAR_RATIO, Line, Table, common_targets
 
-MAX_PLAIN = 1e6  # bits per byte
+MAX_PLAIN_NUMBER = 1e6  # bits per byte
 UNLEARNED = "not learned"
 # Replaces a level, or follows a number, that belongs to other targets than the levels beside it.
-OTHER_TARGETS = "~"
+OTHER_TARGETS_MARK = "~"
 
 
 def number_text(value: float, sign: str = "") -> str:
     """Return a number with three decimals, or in scientific notation if it is huge; 0.000 has no sign."""
-    if abs(value) >= MAX_PLAIN:
+    if abs(value) >= MAX_PLAIN_NUMBER:
         return f"{value:{sign}.2e}"
     text = f"{value:{sign}.3f}"
     return "0.000" if text[1:] == "0.000" else text
 
 
-def judged(number: float, verdict: str = "", of_models: str = "", sign: str = "") -> Cell:
-    """Return a number with its verdict's mark.
+def number_cell(number: float, verdict: str = "", of_models: str = "", sign: str = "") -> Cell:
+    """Return the cell of a number, with the mark of its verdict.
 
-    If the verdict is unclear, the mark of the verdict on these models alone comes before the `?`.
+    of_models: the verdict on these models alone: if `verdict` is unclear, its mark comes before the `?`.
+    sign: `+` shows the sign of a positive number too.
     """
     mark = mark_of(verdict)
     text = mark.text
@@ -34,7 +35,7 @@ def judged(number: float, verdict: str = "", of_models: str = "", sign: str = ""
 
 
 def has_trained_level(table: Table) -> bool:
-    return any(level_at_training(line, table) is not None for line in table.lines)
+    return any(training_level_cell(line, table) is not None for line in table.lines)
 
 
 def lengths_of_short_table(table: Table) -> list[int]:
@@ -61,11 +62,11 @@ def _is_length_of_short_table(length: int, table: Table) -> bool:
 
 def _is_compared(length: int, table: Table) -> bool:
     """Return whether any line shows a level or a difference from the baseline at a length."""
-    cells = [value_at(line, length, table) for line in table.all_lines]
+    cells = [value_cell(line, length, table) for line in table.all_lines]
     return any(cell is not None for cell in cells)
 
 
-def level_at_training(line: Line, table: Table) -> Cell | None:
+def training_level_cell(line: Line, table: Table) -> Cell | None:
     """Return the level of a line at the training length; None without a number.
 
     The level of a task has the mark of its verdict, the level of text only the mark of `not learned`.
@@ -74,15 +75,15 @@ def level_at_training(line: Line, table: Table) -> Cell | None:
     if record is None or record.level is None:
         return None
     if not table.has_common_targets(record):
-        return Cell(OTHER_TARGETS)
+        return Cell(OTHER_TARGETS_MARK)
     if line.unlearned:
-        return judged(record.level, UNLEARNED)
+        return number_cell(record.level, UNLEARNED)
     if record.answers is None:
-        return judged(record.level)
-    return judged(record.level, record.verdict, record.verdict_of_models)
+        return number_cell(record.level)
+    return number_cell(record.level, record.verdict, record.verdict_of_models)
 
 
-def value_at(line: Line, length: int, table: Table) -> Cell | None:
+def value_cell(line: Line, length: int, table: Table) -> Cell | None:
     """Return the cell of a line at a length: its change, or its difference from the baseline.
 
     The baseline shows `(0)`; every line shows its level if none was scored at the training length. The change
@@ -95,33 +96,33 @@ def value_at(line: Line, length: int, table: Table) -> Cell | None:
         return Cell("(0)", value=0.0)
     has_levels = table.is_task or not has_trained_level(table)
     if has_levels and not table.baseline and not table.has_common_targets(record):
-        return Cell(OTHER_TARGETS)
+        return Cell(OTHER_TARGETS_MARK)
     if not (table.baseline or table.is_task or has_trained_level(table)):
-        return judged(record.level)
+        return number_cell(record.level)
     if table.baseline:
         difference = record.baseline
         if difference is None or difference.mean is None:
             return None
         is_common = difference.target_hash in ("", common_targets(table.lines, length))
         return _marked_if_other_targets(
-            judged(difference.mean, difference.verdict, sign="+"), is_common=is_common
+            number_cell(difference.mean, difference.verdict, sign="+"), is_common=is_common
         )
     if table.is_task:
         verdict = UNLEARNED if line.unlearned else record.verdict
-        return judged(record.level, verdict, record.verdict_of_models)
+        return number_cell(record.level, verdict, record.verdict_of_models)
     if record.change is None:
         return None
     verdict = UNLEARNED if line.unlearned == "frequencies" else record.verdict
-    cell = judged(record.change, verdict, record.verdict_of_models, "+")
+    cell = number_cell(record.change, verdict, record.verdict_of_models, "+")
     return _marked_if_other_targets(cell, is_common=table.has_targets_of_levels(record.compared))
 
 
 def _marked_if_other_targets(cell: Cell, *, is_common: bool) -> Cell:
     """Return the cell, with the mark `~` if its number is not of the targets of the levels beside it."""
-    return cell if is_common else replace(cell, mark=cell.mark + OTHER_TARGETS)
+    return cell if is_common else replace(cell, mark=cell.mark + OTHER_TARGETS_MARK)
 
 
-def works_to(line: Line) -> Cell:
+def works_to_cell(line: Line) -> Cell:
     """Return the last length that works, and the next length if it fails and is far away.
 
     The mark `?` says that the line surely holds only to a shorter length. The cell is `not at all` if the
@@ -138,10 +139,11 @@ def works_to(line: Line) -> Cell:
     return Cell(point.works_to_text, mark, value=point.works_to)
 
 
-def context_answer(line: Line) -> Cell:
-    """Return one answer for all lengths: `yes` if any length has it, `no` if all judged lengths have it.
+def context_use_cell(line: Line) -> Cell:
+    """Return the answer on use of context: `yes` if any length has it, `no` if all judged lengths have it.
 
-    The answer is `reads nothing` if the model surely gains nothing from most of its training length.
+    It is `unclear` for other answers, `-` without any, and `reads nothing` if the model surely gains nothing
+    from most of its training length.
     """
     uses = [record.use for record in line.records.values() if record.use]
     if line.reads_nothing and uses:
@@ -160,12 +162,12 @@ def lengths_by_importance(
     """Return the lengths in the order in which a narrow table keeps them.
 
     The lengths that the user named come first; then the training length, the longest length, and twice the
-    training length; then the longest below twice the training length at which a line stops to work, or else
-    one just past the training length; then four times the training length, and the others, longest first.
-    stops: the lengths at which lines stop to work.
+    training length; then the longest below twice the training length that is a line's first failing length,
+    or else one just past the training length; then four times the training length, and the others, longest
+    first. stops: each line's first failing length.
     """
     longer = [length for length in lengths if length > train_length]
-    just_past = max((length for length in longer if length <= NEAR * train_length), default=0)
+    just_past = max((length for length in longer if length <= NEAR_RATIO * train_length), default=0)
     stops_near = [length for length in stops if train_length < length < 2 * train_length]
     stop = max(stops_near, default=just_past)
     first = (train_length, max(lengths, default=0), 2 * train_length, stop, 4 * train_length)

@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 MAX_NOTES = 6  # below the short form on a terminal, with what its marks mean
 MIN_CAVEATS = 2  # the fewest caveats to show, however much space the marks need
-MAX_IN_PAPER = 5  # lengths of a table in LaTeX, unless more were named
+MAX_PAPER_LENGTHS = 5  # lengths of a table in LaTeX, unless more were named
 MIN_LENGTHS = 3  # the number of lengths that stay before a long name is folded
-NAME = Column("encoding", is_left=True, least=16)
-WORKS_TO = Column("works to")
+NAME_COLUMN = Column("encoding", is_left=True, least=16)
+WORKS_TO_COLUMN = Column("works to")
 SETTING_COLUMNS = (
     *("model", "data", "data_hash", "tokenizer", "train_length", "steps", "setting", "protocol"),
     *("stride_rule", "score_dtype"),
@@ -59,7 +59,7 @@ FRAME_COLUMNS = (
     *BASELINE_COLUMNS,
     *COST_COLUMNS,
 )
-WHOLE_OR_MISSING = (
+INTEGER_COLUMNS = (
     "stride",
     "compared_seeds",
     "holds_to",
@@ -69,7 +69,7 @@ WHOLE_OR_MISSING = (
 )  # plain pandas would write 32.0
 
 
-def short(
+def short_grid(
     table: Table, lengths: Sequence[int] | None = None, *, is_small: bool = False, is_narrow: bool = False
 ) -> Grid:
     """Return the short form: a row for each encoding with its level, its changes, and two answers.
@@ -79,26 +79,26 @@ def short(
     """
     lengths = cells.lengths_of_short_table(table) if lengths is None else lengths
     lines = table.shown_lines
-    columns = [NAME]
+    columns = [NAME_COLUMN]
     parts = [[Cell(line.label) for line in lines]]
-    works_to = [cells.works_to(line) for line in lines]
+    works_to = [cells.works_to_cell(line) for line in lines]
     if is_narrow and not is_small:
-        columns.append(WORKS_TO)
+        columns.append(WORKS_TO_COLUMN)
         parts.append(works_to)
     if cells.has_trained_level(table):
         # Differences from a baseline are shown at the training length too: its first column has the levels.
         heading = "level\nat" if table.baseline else "at"
         columns.append(Column(f"{heading} {table.key.train_length:,}"))
-        parts.append(_with_missing_cells(cells.level_at_training(line, table) for line in lines))
+        parts.append(_with_missing_cells(cells.training_level_cell(line, table) for line in lines))
     for length in lengths:
         columns.append(Column(f"{length:,}"))
-        parts.append(_with_missing_cells(cells.value_at(line, length, table) for line in lines))
+        parts.append(_with_missing_cells(cells.value_cell(line, length, table) for line in lines))
     if not (is_narrow or is_small):
-        columns.append(WORKS_TO)
+        columns.append(WORKS_TO_COLUMN)
         parts.append(works_to)
     if any(record.use for record in table.records):
         columns.append(Column("uses\ncontext" if is_narrow else "uses context"))
-        parts.append([cells.context_answer(line) for line in lines])
+        parts.append([cells.context_use_cell(line) for line in lines])
     by_line = zip(*parts, strict=True)
     rows = [_dimmed_if_anchor(line, [*row]) for line, row in zip(lines, by_line, strict=True)]
     dropped = [length for length in cells.lengths_of_short_table(table) if length not in lengths]
@@ -109,7 +109,7 @@ def _with_missing_cells(column: Iterable[Cell | None]) -> list[Cell]:
     return [cell or Cell(MISSING) for cell in column]
 
 
-def details_of(table: Table, lines: Sequence[Line] | None = None) -> list[Grid]:
+def detail_grids(table: Table, lines: Sequence[Line] | None = None) -> list[Grid]:
     """Return the detailed form: a row for each line and length, and one for each line as a whole.
 
     lines: the lines of the table to show; by default all.
@@ -120,7 +120,7 @@ def details_of(table: Table, lines: Sequence[Line] | None = None) -> list[Grid]:
         if length in line.records:
             rows.append(_score_row(line, line.records[length], table))
     by_length = Grid(_score_columns(table), rows, table.title, table.why, keys=2)
-    return [by_length.without_empty(), _whole_lines(table, lines)]
+    return [by_length.without_empty(), _line_facts_grid(table, lines)]
 
 
 def point_text(line: Line, record: Record, table: Table) -> str:
@@ -135,14 +135,14 @@ def point_text(line: Line, record: Record, table: Table) -> str:
 
 
 def _score_columns(table: Table) -> list[Column]:
-    """Return the columns of the `--details` table of lines and lengths."""
+    """Return the columns of the `--details` table, which has a row for each line and length."""
     verdict = Column("verdict", is_left=True)
     half = Column("±")
     level = map(Column, (table.measure.name, "95 %", "accuracy", "ppl"))
     difference = Column(f"vs\n{table.baseline}", least=8)
     answers = [Column("uses\ncontext", is_left=True), Column("beats\nwindow", is_left=True)]
     changes = [Column("change"), half, verdict, difference, half, verdict]
-    return [NAME, Column("length"), *level, *changes, *answers, Column("MB")]
+    return [NAME_COLUMN, Column("length"), *level, *changes, *answers, Column("MB")]
 
 
 def _score_row(line: Line, record: Record, table: Table) -> list[Cell]:
@@ -166,9 +166,9 @@ def _score_row(line: Line, record: Record, table: Table) -> list[Cell]:
 
 
 def _number_cells(number: Number, verdict: str, *, is_common: bool) -> list[Cell]:
-    """Return the mean, half of the interval and the verdict.
+    """Return three cells: the mean, half of the interval's width, and the verdict.
 
-    is_common: the number is measured on the targets of the levels.
+    is_common: the number is of the same targets as the levels; else the mean gets the mark `~`.
     """
     return [
         _signed_cell(number.mean, is_common=is_common),
@@ -178,7 +178,7 @@ def _number_cells(number: Number, verdict: str, *, is_common: bool) -> list[Cell
 
 
 def _answer_cells(record: Record) -> list[Cell]:
-    """Return the interval of a task's exact answers, and the accuracy; both empty for text."""
+    """Return two cells: the interval of a task's exact match, and the accuracy; both empty for text."""
     if record.answers is None:
         return [Cell(), Cell()]
     exact = record.answers.exact
@@ -194,7 +194,7 @@ def _perplexity_cell(record: Record, table: Table) -> Cell:
 
 
 def _context_cells(use: ContextUse | None) -> list[Cell]:
-    """Return the two answers about far context; empty where no control was scored."""
+    """Return the cells of `uses_context` and `beats_window`; both empty where no control was scored."""
     answers = ("", "")
     if use is not None:
         answers = (use.uses_context or MISSING, use.beats_window or MISSING)
@@ -210,7 +210,7 @@ def _level_cell(line: Line, record: Record, table: Table) -> Cell:
     if record.level is None:
         return replace(verdict_cell("fails"), text=record.status.replace("_", " "))
     if not table.has_common_targets(record):
-        return Cell(cells.OTHER_TARGETS)
+        return Cell(cells.OTHER_TARGETS_MARK)
     text = cells.number_text(record.level)
     if line.unlearned:
         text += mark_of(cells.UNLEARNED).text
@@ -230,7 +230,7 @@ def _signed_cell(value: float | None, *, is_common: bool) -> Cell:
     """Return a number with its sign, and with a mark if it is not of the targets of the levels."""
     if value is None:
         return Cell()
-    mark = "" if is_common else cells.OTHER_TARGETS
+    mark = "" if is_common else cells.OTHER_TARGETS_MARK
     return Cell(cells.number_text(value, "+"), mark, value=value)
 
 
@@ -241,9 +241,9 @@ def half_width_cell(interval: Interval | None) -> Cell:
     return Cell(cells.number_text(half) if half < inf else "∞", value=half)
 
 
-def _whole_lines(table: Table, lines: Sequence[Line]) -> Grid:
-    """Return the table of facts of each line as a whole, with the notes of all the details."""
-    columns = (NAME, *map(Column, ("break point", "seeds", "parameters", "trained\ntokens/s")))
+def _line_facts_grid(table: Table, lines: Sequence[Line]) -> Grid:
+    """Return the grid with a row for each line (break point, seeds, size, speed), and all notes below it."""
+    columns = (NAME_COLUMN, *map(Column, ("break point", "seeds", "parameters", "trained\ntokens/s")))
     rows = []
     for line in lines:
         if not line.is_anchor:
@@ -286,10 +286,10 @@ def to_latex(tables: Sequence[Table], *, details: bool = False) -> str:
 
 def _paper_grid(table: Table) -> Grid:
     lengths = cells.lengths_of_short_table(table)
-    if len(lengths) > MAX_IN_PAPER:
-        most = max(MAX_IN_PAPER, len(table.chosen))
+    if len(lengths) > MAX_PAPER_LENGTHS:
+        most = max(MAX_PAPER_LENGTHS, len(table.chosen))
         lengths = sorted(_lengths_by_importance(table)[:most])
-    grid = _with_best(short(table, lengths), table, lengths)
+    grid = _with_best(short_grid(table, lengths), table, lengths)
     headings = {f"{length:,}": length for length in lengths}
     lengths_of_columns = [headings.get(column.heading) for column in grid.columns]
     rows = []
@@ -300,7 +300,7 @@ def _paper_grid(table: Table) -> Grid:
 
 
 def _with_interval(cell: Cell, line: Line, length: int | None, table: Table) -> Cell:
-    """Return the cell of a change, or of a difference from the baseline, with half of its interval."""
+    """Return the cell of a change or difference with ` ± ` half of its interval; other cells unchanged."""
     record = None if length is None else line.records.get(length)
     if record is None or cell.value is None:
         return cell
@@ -312,10 +312,10 @@ def _with_interval(cell: Cell, line: Line, length: int | None, table: Table) -> 
 
 
 def _document_grids(tables: Sequence[Table], details: bool) -> list[Grid]:
-    """Return the grids of documents, in which the best of each column is bold."""
+    """Return the grids for Markdown and LaTeX: short forms with the best of each column, or the details."""
     if details:
-        return list(chain.from_iterable(map(details_of, tables)))
-    return [_with_best(short(table), table, cells.lengths_of_short_table(table)) for table in tables]
+        return list(chain.from_iterable(map(detail_grids, tables)))
+    return [_with_best(short_grid(table), table, cells.lengths_of_short_table(table)) for table in tables]
 
 
 def _with_best(grid: Grid, table: Table, lengths: Sequence[int]) -> Grid:
@@ -357,7 +357,7 @@ def _compared_numbers(column: Sequence[Cell], table: Table) -> dict[int, float]:
     numbers = {}
     for place, (line, cell) in enumerate(zip(table.shown_lines, column, strict=True)):
         is_compared = line.is_ranked and line.label != table.baseline
-        if not is_compared or cell.mark.endswith(cells.OTHER_TARGETS):
+        if not is_compared or cell.mark.endswith(cells.OTHER_TARGETS_MARK):
             continue
         if cell.value is not None and isfinite(cell.value):
             numbers[place] = cell.value
@@ -365,13 +365,16 @@ def _compared_numbers(column: Sequence[Cell], table: Table) -> dict[int, float]:
 
 
 def _draw_details(table: Table, width: int) -> list[RenderableType]:
-    first, second = details_of(table)
+    first, second = detail_grids(table)
     return [*first.draw(width), Text(), *second.draw(width)]
 
 
 def _draw_short(table: Table, width: int) -> list[RenderableType]:
-    """Return the lines of the short form, with as many lengths as fit, and the small table of recall."""
-    grid = short(table)
+    """Return the parts of the short form, with as many lengths as fit, and the small table of recall.
+
+    The small table is left out if recall improves at no length.
+    """
+    grid = short_grid(table)
     if grid.width() > width:
         grid = _fitting_short_form(table, width)
     lines = replace(grid, notes=_few_notes(grid.notes, table)).draw(width)
@@ -383,7 +386,7 @@ def _draw_short(table: Table, width: int) -> list[RenderableType]:
 
 
 def _few_notes(below: Sequence[str], table: Table) -> list[str]:
-    """Return the notes with as many of the table's caveats as fit below the meanings of the marks."""
+    """Return the notes `below` a short form; of the caveats only the first if not all have room."""
     meanings = len(notes.meanings(table))
     caveats = below[meanings : meanings + len(table.caveats)]
     room = max(MAX_NOTES - meanings, MIN_CAVEATS)
@@ -401,10 +404,10 @@ def _fitting_short_form(table: Table, width: int) -> Grid:
     """
     kept = _lengths_by_importance(table)
     for count in range(len(kept), 0, -1):
-        grid = short(table, sorted(kept[:count]), is_narrow=True)
+        grid = short_grid(table, sorted(kept[:count]), is_narrow=True)
         if grid.width(folded=count <= MIN_LENGTHS) <= width:
             return grid
-    return short(table, [], is_narrow=True)
+    return short_grid(table, [], is_narrow=True)
 
 
 def _lengths_by_importance(table: Table) -> list[int]:
@@ -422,7 +425,7 @@ def _recall_grid(table: Table) -> Grid:
     below = [f"{notes.slice_text(table)}; all lengths: --slice {table.key.slice}"]
     if table.lacking:
         below.append(table.lacking)
-    grid = short(table, [length for length in lengths if length in shown], is_small=True)
+    grid = short_grid(table, [length for length in lengths if length in shown], is_small=True)
     return replace(grid, title=[f"targets: {table.slice_name}"], why="", notes=below)
 
 
@@ -430,7 +433,7 @@ def _recall_grid(table: Table) -> Grid:
 
 
 def to_csv(tables: Sequence[Table]) -> str:
-    """Return the rows of the frame as CSV, in which a spreadsheet computes no formula."""
+    """Return the rows of `to_frame` as CSV, in which a spreadsheet computes no formula."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(FRAME_COLUMNS)
@@ -447,11 +450,11 @@ def to_frame(tables: Sequence[Table]) -> "pandas.DataFrame":
     import pandas
 
     frame = pandas.DataFrame(_frame_rows(tables), columns=list(FRAME_COLUMNS))
-    return frame.astype(dict.fromkeys(WHOLE_OR_MISSING, "Int64"))
+    return frame.astype(dict.fromkeys(INTEGER_COLUMNS, "Int64"))
 
 
 def _frame_rows(tables: Sequence[Table]) -> list[dict[str, Any]]:
-    """Return the values of each line and length by their columns; missing values are left out."""
+    """Return a mapping from columns to values for each line and length; it lacks columns without a value."""
     rows = []
     for table in tables:
         for line in table.all_lines:

@@ -16,13 +16,13 @@ from pe_bench.render.grid import join_parts
 from pe_bench.report.records import Line, PlotValues, Record, Table
 from pe_bench.report.statistics import student_interval
 
-MIN_SPAN = 10  # margins of the table, so that a change by less than one margin looks flat
+MIN_SPAN_IN_MARGINS = 10  # margins of the table, so that a change by less than one margin looks flat
 MAX_TITLE = 76  # characters
-MAX_DRAWN = 1e100  # beyond it floats are too coarse for an axis
+MAX_DRAWN_VALUE = 1e100  # beyond it floats are too coarse for an axis
 LENGTH_LABEL = "context length (tokens)"
 POSITION_LABEL = "position of the token (tokens before it; the text at each is another)"
-LOGARITHMIC_FROM = 4.0  # the highest level over the lowest
-NEARLY_ZERO = 0.1  # bits per byte; below it a log axis would magnify negligible changes
+LOG_AXIS_RATIO = 4.0  # the highest level over the lowest
+MIN_LOG_LEVEL = 0.1  # bits per byte; below it a log axis would magnify negligible changes
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Curve:
-    """The curve of a line of the table."""
+    """The points of one line of the table, in order of length or position."""
 
     label: str
     points: tuple[Point, ...]
@@ -54,7 +54,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Chart:
-    """The curves of a table in its order."""
+    """The curves of a table, in the order of its lines, and the texts around them."""
 
     table: Table
     curves: tuple[Curve, ...]
@@ -90,11 +90,11 @@ class Chart:
         values = [point.value for point in self.points]
         low = min(values, default=0.0)
         high = max(values, default=0.0)
-        span = MIN_SPAN * self.table.margin
+        span = MIN_SPAN_IN_MARGINS * self.table.margin
         if self.values == "change":
             return "symlog" if max(-low, high) > span else "linear"
-        is_wide = high > LOGARITHMIC_FROM * low and high - low >= span
-        return "log" if low > NEARLY_ZERO and is_wide else "linear"
+        is_wide = high > LOG_AXIS_RATIO * low and high - low >= span
+        return "log" if low > MIN_LOG_LEVEL and is_wide else "linear"
 
     @property
     def y_label(self) -> str:
@@ -158,7 +158,7 @@ class Chart:
 
 
 def chart_of(table: Table, values: PlotValues = "levels") -> Chart:
-    """Return the chart of a table over context length."""
+    """Return the chart of levels, or of changes, over context length; of a task always the levels."""
     train_length = table.key.train_length
     curves = tuple(_length_curve(line, table, values) for line in table.lines)
     if values == "change" and not table.is_task:  # lengths of a task are not paired, so have no change
@@ -223,7 +223,7 @@ def _change_point(record: Record, change: float) -> Point:
 
 
 def _is_comparable(record: Record, table: Table) -> bool:
-    """Return true if a record's change belongs to a table's curve: it has no targets, or the curve's own."""
+    """Return whether a record's change belongs to a curve: it has no targets, or those of the curve."""
     target_hash = record.compared.target_hash
     return not target_hash or table.is_drawn(record, target_hash)
 
@@ -235,13 +235,16 @@ def _uses_context(record: Record | None) -> bool:
 
 
 def _is_drawable(values: Sequence[float]) -> bool:
-    return bool(values) and all(abs(value) < MAX_DRAWN for value in values)  # false for NaN
+    return bool(values) and all(abs(value) < MAX_DRAWN_VALUE for value in values)  # false for NaN
 
 
 def _level_point(
     x: float, levels: Sequence[float], scored_on: str = "", record: Record | None = None
 ) -> Point:
-    """Return the point of levels, one for each seed, with the interval of their mean as its band."""
+    """Return the point at the mean of `levels`, one for each seed, with the interval of the mean as its band.
+
+    The band of two seeds goes from the lower to the higher.
+    """
     values = np.array(levels)
     low, high = student_interval(values)
     if len(levels) == 2:

@@ -15,25 +15,25 @@ from scipy.optimize import isotonic_regression
 
 from pe_bench.render import paper
 from pe_bench.render.paper import Attributes, Style
-from pe_bench.report.curves import MIN_SPAN, Chart, Curve, Point, chart_of
+from pe_bench.report.curves import MIN_SPAN_IN_MARGINS, Chart, Curve, Point, chart_of
 from pe_bench.report.records import PlotValues, Table
 
-BETWEEN = 0.45  # inches between two charts
+CHART_GAP = 0.45  # inches between two charts
 PANEL_WIDTH, PANEL_HEIGHT = 4.9, 3.1  # inches: small, so that letters are large on a telephone
-PAGE_PANEL = 6.4  # inches, the width of a panel of the page
-ON_PAGE, LOSSES = 2.9, 2.2  # inches that a picture of the page is high
-ABOVE, BELOW = 0.35, 0.55  # inches, for the name of the training length, and for the x axis
-MAX_LOSSES = 200  # points of a run's training losses
+PANEL_WIDTH_ON_PAGE = 6.4  # inches, the width of a panel of the page
+PANEL_HEIGHT_ON_PAGE, LOSSES_HEIGHT = 2.9, 2.2  # inches that a picture of the page is high
+SPACE_ABOVE, SPACE_BELOW = 0.35, 0.55  # inches, for the name of the training length, and for the x axis
+MAX_LOSS_POINTS = 200  # points of a run's training losses
 MAX_TICKS = 9  # the most ticks on the y axis
 TICK_GAP, TICK_GAP_ON_PAGE = 26, 45  # points between two numbers; letters are larger in a narrow window
 NAME_GAP = 1.3 * paper.FONT  # points between the middles of two names
 NEAR_END = 0.9  # a share of the width: curves that end before it have no stroke to their names
 MAX_NAME, MAX_NAME_ON_PAGE = 52, 19  # characters: a file, which may be wide, has room for a stage's name
-SIDES, ABOVE_CURVES = 0.03, 0.1  # the margins of the axes beside the curves, and above and below them
-BROKEN = "#B3261E"
-LETTER = 0.29  # the width of a letter of a number, in gaps
-STEPS = (1, 2, 2.5, 5, 10)  # distances between the ticks of a linear axis, times a power of ten
-LOG_STEPS = ((1, 1.5, 2, 3, 4, 5, 6, 8), (1, 2, 5))  # round numbers of a decade, the densest first
+SIDE_MARGIN, TOP_MARGIN = 0.03, 0.1  # the margins of the axes beside the curves, and above and below them
+BREAK_COLOUR = "#B3261E"
+LETTER_WIDTH = 0.29  # the width of a letter of a number, in gaps
+TICK_STEPS = (1, 2, 2.5, 5, 10)  # distances between the ticks of a linear axis, times a power of ten
+LOG_TICKS = ((1, 1.5, 2, 3, 4, 5, 6, 8), (1, 2, 5))  # round numbers of a decade, the densest first
 
 Styles = Mapping[str, Style]
 # The losses of each run, as pairs of a step and nats per token.
@@ -56,18 +56,18 @@ def draw(tables: Sequence[Table], values: PlotValues = "levels") -> Figure:
     titles = [paper.lines_height(chart.title, paper.FONT) for chart in charts]
     panels = [max(PANEL_HEIGHT, _names_height(chart)) for chart in charts]
     notes = [paper.wrapped(chart.notes) for chart in charts]
-    around = ABOVE + BELOW + BETWEEN
+    around = SPACE_ABOVE + SPACE_BELOW + CHART_GAP
     spaces = [around + paper.lines_height(note, paper.NOTE_FONT) for note in notes]
     figure = paper.new_figure(paper.WIDTH, sum((*titles, *panels, *spaces)))
     top = 0.0
     for chart, title, panel, note, space in zip(charts, titles, panels, notes, spaces, strict=True):
         paper.place_text(figure, paper.LEFT, top, chart.title)
         top += title
-        axes = paper.place_axes(figure, paper.LEFT, top + ABOVE, PANEL_WIDTH, panel)
+        axes = paper.place_axes(figure, paper.LEFT, top + SPACE_ABOVE, PANEL_WIDTH, panel)
         _draw_panel(axes, chart, styles, PANEL_WIDTH, panel, MAX_NAME)
         axes.set_xlabel(chart.x_label)
         axes.set_ylabel(chart.y_label)
-        below = top + ABOVE + panel + BELOW
+        below = top + SPACE_ABOVE + panel + SPACE_BELOW
         paper.place_text(figure, paper.LEFT, below, note, fontsize=paper.NOTE_FONT, color=paper.GREY)
         top += panel + space
     return figure
@@ -79,7 +79,7 @@ def _names_height(chart: Chart) -> float:
 
 
 def _styles(tables: Sequence[Table]) -> Styles:
-    """Return the styles of curves; with later stages, lines scored with an untrained encoding are dashed."""
+    """Return each label's style; with later stages, lines scored with an untrained encoding are dashed."""
     lines = list(chain.from_iterable(table.lines for table in tables))
     styles = paper.styles_of(line.label for line in lines)
     if any(line.longest for line in lines):
@@ -95,19 +95,19 @@ def _styles(tables: Sequence[Table]) -> Styles:
 def chart_svg(
     chart: Chart, styles: Styles, picture_id: str, line_ids: Mapping[str, str], texts: Sequence[Sequence[str]]
 ) -> str:
-    """Return the chart as an element of a page.
+    """Return the chart as an SVG element of a page.
 
     picture_id: the beginning of the ids in the picture. line_ids: for each label, the attribute that a curve
     shares with its row of the table. texts: for each curve, the texts of its points.
     """
-    height = max(ON_PAGE, _names_height(chart))
+    height = max(PANEL_HEIGHT_ON_PAGE, _names_height(chart))
     parts_by_name: dict[str, list[Attributes]] = {}
 
     def add_part(part: str, curve: Curve, kind: str) -> None:
         parts_by_name[f"{part} {curve.label}"] = [{"class": kind, "data-line": line_ids[curve.label]}]
 
     for curve, texts_of_points in zip(chart.curves, texts, strict=True):
-        add_part("curve of", curve, f"line {class_of(styles[curve.label])}")
+        add_part("curve of", curve, f"line {css_classes(styles[curve.label])}")
         for text in texts_of_points:
             marker = {"class": "marker", "tabindex": "-1", "role": "img", "aria-label": text}
             parts_by_name[f"curve of {curve.label}"].append(marker)
@@ -119,10 +119,10 @@ def chart_svg(
         add_part("anchor", curve, "anchor")
 
     def draw_for_page() -> Figure:
-        total = ABOVE + height + BELOW / 2
+        total = SPACE_ABOVE + height + SPACE_BELOW / 2
         figure = paper.new_figure(paper.WIDTH, total)
-        axes = paper.place_axes(figure, paper.LEFT, ABOVE, PAGE_PANEL, height)
-        _draw_panel(axes, chart, styles, PAGE_PANEL, height, MAX_NAME_ON_PAGE)
+        axes = paper.place_axes(figure, paper.LEFT, SPACE_ABOVE, PANEL_WIDTH_ON_PAGE, height)
+        _draw_panel(axes, chart, styles, PANEL_WIDTH_ON_PAGE, height, MAX_NAME_ON_PAGE)
         return figure
 
     return paper.inline_svg(draw_for_page, picture_id, parts_by_name)
@@ -131,7 +131,7 @@ def chart_svg(
 def losses_svg(
     table: Table, losses: Losses, styles: Styles, picture_id: str, line_ids: Mapping[str, str]
 ) -> str:
-    """Return the training losses of a table's runs as an element of a page; empty without any loss."""
+    """Return the training losses of a table's runs as an SVG element of a page; empty without any loss."""
     curves = []
     for line in table.lines:
         if line.scored_with == line.encoding:
@@ -140,12 +140,12 @@ def losses_svg(
         return ""
 
     def draw_for_page() -> Figure:
-        figure = paper.new_figure(paper.WIDTH, LOSSES + BELOW)
-        axes = paper.place_axes(figure, paper.LEFT, 0.1, PAGE_PANEL, LOSSES)
+        figure = paper.new_figure(paper.WIDTH, LOSSES_HEIGHT + SPACE_BELOW)
+        axes = paper.place_axes(figure, paper.LEFT, 0.1, PANEL_WIDTH_ON_PAGE, LOSSES_HEIGHT)
         for label, points in curves:
             style = styles[label]
             keywords: Keywords = {"color": style.colour, "linestyle": style.stroke, "linewidth": 1.0}
-            every = math.ceil(len(points) / MAX_LOSSES)
+            every = math.ceil(len(points) / MAX_LOSS_POINTS)
             steps, values = zip(*points[::every], strict=True)
             axes.plot(steps, values, gid=f"losses of {label}", **keywords)
         axes.grid(axis="y", color=paper.RULE)
@@ -153,14 +153,14 @@ def losses_svg(
         return figure
 
     parts_by_name: dict[str, list[Attributes]] = {
-        f"losses of {label}": [{"class": f"line {class_of(styles[label])}", "data-line": line_ids[label]}]
+        f"losses of {label}": [{"class": f"line {css_classes(styles[label])}", "data-line": line_ids[label]}]
         for label, _ in curves
     }
     return paper.inline_svg(draw_for_page, picture_id, parts_by_name)
 
 
-def class_of(style: Style) -> str:
-    """Return the classes of a colour and a stroke, which style.css has."""
+def css_classes(style: Style) -> str:
+    """Return the names of the CSS classes for a style's colour and stroke: `colour2 stroke0`."""
     colour = paper.COLOURS.index(style.colour)
     stroke = paper.STROKES.index(style.stroke)
     return f"colour{colour} stroke{stroke}"
@@ -180,7 +180,7 @@ def _draw_panel(axes: Axes, chart: Chart, styles: Styles, width: float, height: 
         axes.set_yscale("symlog", linthresh=chart.table.margin)
     else:
         axes.set_yscale(chart.shape)
-    axes.margins(SIDES, ABOVE_CURVES)
+    axes.margins(SIDE_MARGIN, TOP_MARGIN)
     for curve in chart.curves:
         style = styles[curve.label]
         line_keywords: Keywords = {"color": style.colour, "marker": style.marker, "linestyle": style.stroke}
@@ -188,9 +188,9 @@ def _draw_panel(axes: Axes, chart: Chart, styles: Styles, width: float, height: 
     for anchor in chart.anchors:
         _plot_curve(axes, anchor, f"anchor {anchor.label}", color=paper.GREY, linewidth=0.7, zorder=0.8)
     paper.mark_length(axes, chart.train_length, f"training length {chart.train_length:,}")
-    _set_values(axes, chart)
+    _set_value_axis(axes, chart)
     tick_gap = TICK_GAP if max_name == MAX_NAME else TICK_GAP_ON_PAGE
-    _set_lengths(axes, chart, 72 * width, tick_gap)
+    _set_length_axis(axes, chart, 72 * width, tick_gap)
     if chart.values == "change":
         margin = chart.table.margin
         axes.axhspan(-margin, margin, color=paper.MARGIN_BAND, linewidth=0, zorder=0, gid="margin")
@@ -220,7 +220,12 @@ def _draw_marks(axes: Axes, curve: Curve, colour: str) -> None:
     ring: Keywords = {"marker": "o", "markersize": 10, "markerfacecolor": "none"}
     _plot_marks(axes, ringed, markeredgecolor=colour, gid=f"ring of {curve.label}", **ring)
     broken = [curve.broken_at] if curve.broken_at else []
-    cross: Keywords = {"color": BROKEN, "markeredgecolor": "white", "markeredgewidth": 0.5, "markersize": 8}
+    cross: Keywords = {
+        "color": BREAK_COLOUR,
+        "markeredgecolor": "white",
+        "markeredgewidth": 0.5,
+        "markersize": 8,
+    }
     _plot_marks(axes, broken, marker="X", gid=f"break of {curve.label}", **cross)
 
 
@@ -286,10 +291,11 @@ def spread_apart(preferred: np.ndarray, gap: float, height: float) -> np.ndarray
 # Ticks
 
 
-def _set_lengths(axes: Axes, chart: Chart, width: float, gap: float) -> None:
-    """Fix the axis of lengths of a panel, `width` points wide, with numbers at least `gap` points apart.
+def _set_length_axis(axes: Axes, chart: Chart, width: float, gap: float) -> None:
+    """Fix the range and ticks of the horizontal axis, with numbers at least `gap` points apart.
 
-    Long numbers are further apart. The training length gets its number first, then the longest length.
+    width: the width of the panel, in points. Long numbers are further apart. The training length gets its
+    number first, then the longest length.
     """
     first, last = axes.get_xlim()
     axes.set_xlim(first, last)
@@ -302,7 +308,7 @@ def _set_lengths(axes: Axes, chart: Chart, width: float, gap: float) -> None:
     def has_room(tick: int, other: int) -> bool:
         letters = len(f"{tick:,}") + len(f"{other:,}")
         apart = abs(places[tick] - places[other])
-        return apart >= gap * max(1, LETTER * letters / 2)
+        return apart >= gap * max(1, LETTER_WIDTH * letters / 2)
 
     lengths_by_importance = sorted(ticks, key=lambda length: (length != chart.train_length, -length))
     for tick in lengths_by_importance:
@@ -312,13 +318,13 @@ def _set_lengths(axes: Axes, chart: Chart, width: float, gap: float) -> None:
     axes.set_xticks([], minor=True)
 
 
-def _set_values(axes: Axes, chart: Chart) -> None:
-    """Fix the axis of values of a panel, with some round numbers, and a sign at those of changes."""
+def _set_value_axis(axes: Axes, chart: Chart) -> None:
+    """Fix the range and ticks of the vertical axis: few round numbers, with a sign if they are changes."""
     low, high = axes.get_ylim()
     if chart.table.is_task:  # shares are 0 to 1
-        low = -SIDES
-        high = 1 + SIDES
-    span = max(high - low, MIN_SPAN * chart.table.margin)
+        low = -SIDE_MARGIN
+        high = 1 + SIDE_MARGIN
+    span = max(high - low, MIN_SPAN_IN_MARGINS * chart.table.margin)
     missing = (span - (high - low)) / 2
     low -= missing
     high += missing
@@ -328,11 +334,11 @@ def _set_values(axes: Axes, chart: Chart) -> None:
         axes.yaxis.set_major_locator(SymmetricalLogLocator(base=10, linthresh=chart.table.margin))
     elif chart.shape == "log":
         decades = math.log10(high / low)
-        sparse = [steps for steps in LOG_STEPS if decades * len(steps) < MAX_TICKS]
+        sparse = [steps for steps in LOG_TICKS if decades * len(steps) < MAX_TICKS]
         steps = sparse[0] if sparse else (1,)
         axes.yaxis.set_major_locator(LogLocator(subs=steps, numticks=MAX_TICKS))
     else:
-        locator = MaxNLocator(MAX_TICKS, steps=STEPS)
+        locator = MaxNLocator(MAX_TICKS, steps=TICK_STEPS)
         axes.yaxis.set_major_locator(locator)
         texts = [f"{value:g}" for value in locator.tick_values(low, high)]
         decimals = max(len(text.partition(".")[2]) for text in texts)

@@ -18,7 +18,7 @@ from typing import Any
 from pe_bench.config.groups import shipped_model
 from pe_bench.config.schema import LOSES_TEXT
 from pe_bench.errors import UserError, require
-from pe_bench.report.records import CHECKPOINTS, TableKey, name_of_checkpoint
+from pe_bench.report.records import SEVERAL_HF_MODELS, TableKey, hf_model_name
 from pe_bench.runs.find import (
     Condition,
     ScoredRuns,
@@ -28,12 +28,12 @@ from pe_bench.runs.find import (
     runs_of_sweep,
 )
 from pe_bench.runs.job import NOT_IDENTITY
-from pe_bench.runs.rows import ALL, BY_RUN, Row, grouped, has_number, one_a_run
+from pe_bench.runs.rows import ALL, BY_RUN, Row, grouped, has_number, one_per_run
 
 QUICK_TOKENS = 20_480  # train.tokens of experiment=quick, whose scores mean nothing
 USUAL_TRAINING = {"train.optimizer": "muon", "train.encoding_lr": None}
 # Keys that name a run, a different one for each seed.
-SOURCES = ("train.from", "train.beside", "train.source")
+PARENT_KEYS = ("train.from", "train.beside", "train.source")
 MAX_NAMES = 4  # the most lines to name in one note
 
 Groups = dict[TableKey, list[Row]]
@@ -104,7 +104,7 @@ def keep_best(rows: Sequence[Row], runs: ScoredRuns, key: str) -> tuple[list[Row
     compared_rows: dict[
         tuple[Any, ...], dict[str, dict[int, Row]]
     ] = {}  # the rows to compare, by value and seed
-    for row in one_a_run(rows):
+    for row in one_per_run(rows):
         setting = setting_without(row, runs, (key,))
         alike = (row.encoding, row.data_hash, row.tokenizer, setting, row.steps)
         value = str(runs.value(row, key))
@@ -127,7 +127,11 @@ def keep_best(rows: Sequence[Row], runs: ScoredRuns, key: str) -> tuple[list[Row
 
 
 def _mean_loss(values: Mapping[str, Mapping[int, Row]], value: str, runs: ScoredRuns) -> float:
-    """Return the mean validation loss of a value's runs, over the seeds that all values have, if any."""
+    """Return the mean validation loss of the runs with a value, over the seeds that all values have.
+
+    If no seed is common, all seeds of the value count. values: for each value, the rows by seed. Infinite if
+    a loss is not finite. Raises `UserError` for a run without a loss.
+    """
     seeds_of_values = map(set, values.values())
     common = set.intersection(*seeds_of_values)
     losses = []
@@ -145,7 +149,10 @@ def _mean_loss(values: Mapping[str, Mapping[int, Row]], value: str, runs: Scored
 
 
 def group_rows(rows: Sequence[Row], runs: ScoredRuns, by: Sequence[str]) -> Groups:
-    """Return the rows of each table; tables of quick runs are last. by: keys that may differ in a table."""
+    """Return the rows of each table, by its key; tables of quick runs are last.
+
+    by: keys whose values may differ within a table.
+    """
     groups: Groups = {}
     for key, group in grouped(rows, lambda row: _table_key(row, runs, by)).items():
         chosen = _chosen_values(group, runs, by)
@@ -190,12 +197,15 @@ def _table_key(row: Row, runs: ScoredRuns, by: Sequence[str]) -> TableKey:
     if "model" in by and is_checkpoint(row.model):
         # The hash of the data is of its tokens too: where it is the same, so are the tokenizers.
         tokenizer = LOSES_TEXT if row.loses_text else ""
-        key = replace(key, model=CHECKPOINTS, tokenizer=tokenizer, setting="")
+        key = replace(key, model=SEVERAL_HF_MODELS, tokenizer=tokenizer, setting="")
     return key
 
 
 def _sort_key(key: TableKey) -> tuple[object, ...]:
-    """Return the values that tables are sorted by; protocols and strides count last."""
+    """Return the sort key of a table: the other facts in the order of the fields, then protocol and stride.
+
+    Protocols are in the order paired, nonoverlapping, sliding, others; float32 is before other precisions.
+    """
     last = ("protocol", "stride_rule", "score_dtype")
     first_values = [value for name, value in vars(key).items() if name not in last]
     protocols = {"paired": 0, "nonoverlapping": 1, "sliding": 2}
@@ -226,7 +236,10 @@ def _is_setting(key: str) -> bool:
 
 
 def _chosen_values(rows: Sequence[Row], runs: ScoredRuns, by: Sequence[str]) -> dict[str, str]:
-    """Return the chosen optimizer and model of a table's runs, without the keys of `by`, and the sizes."""
+    """Return the fields `training`, `changed` and `model_sizes` of a table's key, as far as they are known.
+
+    Values of the keys `by` are left out, because they differ within the table.
+    """
     first = rows[0]
     config = runs.folder_of(_as_first_stage(first, runs).run).flat_config
     chosen = []
@@ -237,9 +250,9 @@ def _chosen_values(rows: Sequence[Row], runs: ScoredRuns, by: Sequence[str]) -> 
     values = {"training": " ".join(chosen)}
     if not is_checkpoint(first.model):
         values["changed"] = _changed_model(config, by)
-        values["model_sizes"] = _sizes_of(rows)
+        values["model_sizes"] = _model_sizes(rows)
     elif "model" not in by:
-        values["model_sizes"] = _size_of_checkpoint(first, runs)
+        values["model_sizes"] = _hf_model_size(first, runs)
     return values
 
 
@@ -262,7 +275,7 @@ def _changed_model(config: Mapping[str, Any], by: Sequence[str]) -> str:
     return ", ".join(f"{name}={value}" for name, value in changed.items())
 
 
-def _sizes_of(rows: Sequence[Row]) -> str:
+def _model_sizes(rows: Sequence[Row]) -> str:
     """Return the parameters of the smallest and the largest model: `0.8M`, or `0.3M to 0.8M`."""
     parameters = [row.parameters for row in rows]
     sizes = [_in_millions(min(parameters)), _in_millions(max(parameters))]
@@ -277,7 +290,7 @@ def _in_millions(parameters: int) -> str:
     return f"{millions:{spec}}M"
 
 
-def _size_of_checkpoint(row: Row, runs: ScoredRuns) -> str:
+def _hf_model_size(row: Row, runs: ScoredRuns) -> str:
     """Return the size of a Hugging Face model: `Llama, 0.26M`, or `Llama, 0.26M, Q8_0` from a GGUF file."""
     millions = row.parameters / 1e6
     spec = ".2f" if millions < 10 else ",.0f"
@@ -299,12 +312,12 @@ def labels_by(rows: Sequence[Row], runs: ScoredRuns, by: Sequence[str]) -> Calla
     for encoding, stage_rows in grouped(later_rows, lambda row: row.encoding).items():
         settings = grouped(stage_rows, lambda row: row.setting)
         keys = differing_keys(settings.values(), runs) if len(settings) > 1 else []
-        ignored = {*SOURCES, *by}
+        ignored = {*PARENT_KEYS, *by}
         differing_keys_of[encoding] = [key for key in keys if key not in ignored]
 
     def key_text(row: Row, key: str) -> str:
         if key == "model" and is_checkpoint(row.model):
-            return f"of {name_of_checkpoint(row.model, _size_of_checkpoint(row, runs))}"
+            return f"of {hf_model_name(row.model, _hf_model_size(row, runs))}"
         return f"{key}={runs.value(row, key)}"
 
     def label(row: Row) -> str:
@@ -323,7 +336,7 @@ def newest_run(rows: Iterable[Row], results_dir: Path) -> Path | None:
     def order_of_finishing(row: Row) -> tuple[bool, int]:
         return row.train_tokens > QUICK_TOKENS, finished.get(row.run, -1)
 
-    newest = max(one_a_run(rows), key=order_of_finishing, default=None)
+    newest = max(one_per_run(rows), key=order_of_finishing, default=None)
     return None if newest is None else results_dir / "runs" / newest.run
 
 
@@ -355,9 +368,10 @@ def list_lengths(lengths: Iterable[int]) -> str:
 def groups_of_slice(
     groups: Groups, name: str, runs: ScoredRuns
 ) -> dict[TableKey, tuple[list[Row], list[Row]]]:
-    """Return, for each group and judge, the rows of a slice and of the group. Some runs may lack the slice.
+    """Return, for each group and judge, its rows of a slice, and all rows of the group.
 
-    If runs have different targets of one set in the slice, the rows with the most common targets are kept.
+    Some runs may lack the slice. If runs have different targets of one set in the slice, the rows with the
+    most common targets are kept.
     """
     sliced = {}
     for key, unsliced in groups.items():
@@ -370,8 +384,11 @@ def groups_of_slice(
     return sliced
 
 
-def share_of(rows: Sequence[Row], unsliced: Sequence[Row]) -> float:
-    """Return the share of the targets in a slice, for the largest set of targets."""
+def slice_share(rows: Sequence[Row], unsliced: Sequence[Row]) -> float:
+    """Return the share of targets that are in a slice, 0 to 1, for the largest set of targets.
+
+    rows: the rows of the slice. unsliced: the rows of all targets.
+    """
     if not rows:
         return 1.0
     sizes = {row.target_hash: row.targets for row in unsliced}
@@ -380,7 +397,7 @@ def share_of(rows: Sequence[Row], unsliced: Sequence[Row]) -> float:
     return targets[largest] / sizes[largest]
 
 
-def lacking_runs(rows: Sequence[Row], unsliced: Sequence[Row]) -> str:
+def lacking_runs_note(rows: Sequence[Row], unsliced: Sequence[Row]) -> str:
     """Return a note on the runs that lack the slice, and so are not in the table; empty without any."""
     runs = {row.run for row in rows} | {row.judge for row in rows}  # a judge chooses no targets for itself
     unsliced_rows = [row for row in unsliced if row.run not in runs]
@@ -422,9 +439,11 @@ def differing_keys(groups: Iterable[Sequence[Row]], runs: ScoredRuns) -> list[st
 def explain_separation(
     number: int, tables: Sequence[TableKey], swept: Mapping[str, Iterable[object]] | None = None
 ) -> str:
-    """Return the values in which tables differ; the setting only where no other value differs.
+    """Return a sentence on the values in which tables differ: `table 1 of 2: they differ in ...`.
 
-    swept: the keys of configurations that differ between the tables, with their values in this one.
+    number: the index of the table in `tables`. swept: the keys of configurations that differ between the
+    tables, with their values in this table; they are named only if the other values do not tell the tables
+    apart.
     """
     values = {}
     for name in vars(tables[number]):
@@ -445,7 +464,7 @@ def explain_separation(
         setting = tables[number].setting[:8]
         differing.append(f"training settings (here {setting}; see the runs' config.yaml)")
     is_one_text = len(values["data"]) == 1 < len(values["data_hash"])
-    if is_one_text and values["model"] == {CHECKPOINTS}:
+    if is_one_text and values["model"] == {SEVERAL_HF_MODELS}:
         together += "; other tokenizers make other targets of a text: compare bits per byte by eye"
     place = f"table {number + 1} of {len(tables)}"
     differ = f"they differ in {', '.join(differing)}"

@@ -32,10 +32,10 @@ from pe_bench.report.verdicts import (
     find_break_point,
     judge_answers,
     judge_context,
-    paired,
+    mean_difference,
     pairs_of,
     unlearned,
-    why_open_within,
+    why_context_use_stays_open,
 )
 from pe_bench.runs.find import COPYING, TRIGRAM, ScoredRuns, anchor_key
 from pe_bench.runs.rows import (
@@ -55,7 +55,7 @@ from pe_bench.values import unknown
 
 
 @dataclass(frozen=True)
-class Source:
+class TableRows:
     """The rows of a table and their runs, from which its lines are made."""
 
     rows: Sequence[Row]  # the rows on the table's slice
@@ -67,10 +67,10 @@ class Source:
     train_length: int
 
 
-def lines_of(
-    rows: Iterable[Row], source: Source, by: Callable[[Row], str], *, is_anchor: bool = False
+def make_lines(
+    rows: Iterable[Row], source: TableRows, by: Callable[[Row], str], *, is_anchor: bool = False
 ) -> list[Line]:
-    """Return the lines of rows with their verdicts, except verdicts on differences from a baseline.
+    """Return a line for each encoding and setting, with its verdicts, but not compared with a baseline.
 
     by: returns a row's text of the settings in which lines with the same encodings differ. Rows with the same
     encodings and text are one line, with one run per seed. If two of its runs have the same seed, pe-bench
@@ -94,7 +94,7 @@ def lines_of(
     return lines
 
 
-def anchor_lines(source: Source, name: str) -> list[Line]:
+def anchor_lines(source: TableRows, name: str) -> list[Line]:
     """Return a line for each anchor that belongs to a table's rows, without verdicts.
 
     name: the slice of the rows.
@@ -113,7 +113,7 @@ def anchor_lines(source: Source, name: str) -> list[Line]:
     def steps_text(row: Row) -> str:
         return f"of {row.steps} steps" if differ_in_steps else ""
 
-    return lines_of(rows, replace(source, rows=rows, unsliced=rows), steps_text, is_anchor=True)
+    return make_lines(rows, replace(source, rows=rows, unsliced=rows), steps_text, is_anchor=True)
 
 
 def with_short_labels(lines: Sequence[Line]) -> list[Line]:
@@ -128,7 +128,7 @@ def _make_line(
     by: str,
     levels: Sequence[Row],
     rows: Sequence[Row],
-    source: Source,
+    source: TableRows,
     *,
     is_anchor: bool = False,
 ) -> Line:
@@ -198,8 +198,8 @@ def _records_of_lengths(
     controls: Sequence[Row],
     references: Mapping[str, str],
     train_length: int,
-    source: Source,
-    lacks: Unlearned,
+    source: TableRows,
+    not_learned: Unlearned,
     is_anchor: bool,
 ) -> tuple[dict[int, Record], bool]:
     """Return the record at each length, and whether the models surely gain nothing within training.
@@ -218,14 +218,14 @@ def _records_of_lengths(
     # The gain describes the weights: another encoding may be worse only at a quarter of the length.
     quarter = rows_as_trained(quarter_of(train_length), source.unsliced)
     whole = rows_as_trained(train_length, source.unsliced)
-    gain = paired(pairs_of(quarter, whole), source.runs)
-    is_judged = not is_anchor and lacks != "frequencies"
+    gain = mean_difference(pairs_of(quarter, whole), source.runs)
+    is_judged = not is_anchor and not_learned != "frequencies"
     controls_at = grouped(controls, lambda row: row.length)
-    why_open = why_open_within(train_length, gain, source.margin) if controls else ""
+    why_open = why_context_use_stays_open(train_length, gain, source.margin) if controls else ""
     records = {}
     for length, rows in sorted(grouped(scored, lambda row: row.length).items()):
         is_longer = length > train_length
-        has_verdict = is_judged and (length == train_length or (is_longer and lacks != "task"))
+        has_verdict = is_judged and (length == train_length or (is_longer and not_learned != "task"))
         record = make_record(rows, trained, references, source, has_verdict=has_verdict)
         if is_judged and is_longer and length in controls_at:
             use = judge_context(rows, controls_at[length], trained, why_open, source.margin, source.runs)
@@ -238,7 +238,7 @@ def make_record(
     rows: Sequence[Row],
     trained: Sequence[Row],
     references: Mapping[str, str],
-    source: Source,
+    source: TableRows,
     *,
     has_verdict: bool,
 ) -> Record:
@@ -284,7 +284,7 @@ def make_record(
     if not any(map(has_number, trained)):
         change = Number(missing="the training length has no score to compare with")
     elif not is_training_length:
-        change = paired(pairs, source.runs, "scored on other targets than the training length")
+        change = mean_difference(pairs, source.runs, "scored on other targets than the training length")
     changes = []
     for row, reference in pairs:
         if change.target_hash in ("", row.target_hash):
@@ -298,7 +298,10 @@ def make_record(
 
 
 def _with_answers(record: Record, rows: Sequence[Row], runs: ScoredRuns, *, has_verdict: bool) -> Record:
-    """Return the record of a task. Each length has examples of its own, so that there is no change."""
+    """Return the record with a task's answers; no change, because each length has examples of its own.
+
+    rows: one for each seed. Without readable scores the record has the reason.
+    """
     try:
         answers, of_models, of_seeds = answers_of(rows, runs)
     except RunError as error:
@@ -314,7 +317,10 @@ def _with_verdicts(
     of_models: Interval | Answers | None,
     of_seeds: Iterable[Interval | Answers],
 ) -> Record:
-    """Return the record with the verdicts on all seeds, on only these models, and on each seed."""
+    """Return the record with its three kinds of verdicts: overall, on only these models, on each seed.
+
+    judge: returns the verdict on an interval or on answers.
+    """
     return replace(
         record,
         verdict=judge(overall),
@@ -324,7 +330,10 @@ def _with_verdicts(
 
 
 def _levels_by_position(rows: Sequence[Row]) -> tuple[Position, ...]:
-    """Return the levels at each mean context, on the targets of the longest row; empty without rows."""
+    """Return the points of the position curve, by rising context; empty without rows.
+
+    Of several sets of targets, the set of the longest windows is taken.
+    """
     if not rows:
         return ()
     chosen = max(rows, key=lambda row: (row.length, row.target_hash)).target_hash
@@ -337,7 +346,7 @@ def _levels_by_position(rows: Sequence[Row]) -> tuple[Position, ...]:
     return tuple(positions)
 
 
-def on_other_targets(lines: Sequence[Line], length: int) -> list[str]:
+def labels_on_other_targets(lines: Sequence[Line], length: int) -> list[str]:
     """Return the labels of the lines whose level at a length is of other targets than most levels there."""
     common = common_targets(lines, length)
     labels = []
@@ -351,7 +360,7 @@ def on_other_targets(lines: Sequence[Line], length: int) -> list[str]:
 # The differences from a baseline
 
 
-def with_baseline(lines: Sequence[Line], baseline: str, source: Source) -> list[Line]:
+def with_baseline(lines: Sequence[Line], baseline: str, source: TableRows) -> list[Line]:
     """Return the lines with their differences from the line with the label `baseline`.
 
     The verdicts on the differences at one length are corrected together; an anchor is compared, not judged.
@@ -391,7 +400,7 @@ def _difference_from_baseline(line: Line, base: Line, length: int, runs: ScoredR
         return Number(missing=f"{base.label} has no score at this length")
     if {row.target_hash for row in rows}.isdisjoint(row.target_hash for row in base_rows):
         return Number(missing=f"{base.label} was scored on other targets")
-    return paired(pairs_of(rows, base_rows, BY_SEED), runs, f"no seed in common with {base.label}")
+    return mean_difference(pairs_of(rows, base_rows, BY_SEED), runs, f"no seed in common with {base.label}")
 
 
 # The order of lines: by their level at a length, or by another of their numbers
@@ -405,7 +414,7 @@ KEYS: dict[str, Callable[[Line], float]] = {
 
 
 class Order(NamedTuple):
-    """Lines in order, with a sentence about the order."""
+    """The lines of a table in the order in which they are shown, with a sentence about the order."""
 
     lines: list[Line]
     # The length whose levels rank the lines; None if it is another order. Levels on different targets may put
@@ -421,7 +430,7 @@ def check_sort(word: str) -> None:
     require(word.isdecimal() or word in KEYS, message)
 
 
-def ordered(lines: Sequence[Line], sort: str | None, loss: Measure = BITS) -> Order:
+def order_lines(lines: Sequence[Line], sort: str | None, loss: Measure = BITS) -> Order:
     """Return the lines in the order of their levels at the length `sort`, or of the key `sort`.
 
     By default the length is the longest that most lines have. loss: the measure of the levels of text. A line
@@ -433,7 +442,7 @@ def ordered(lines: Sequence[Line], sort: str | None, loss: Measure = BITS) -> Or
     is_task = any(map(_is_of_task, lines))
     if sort is None and is_task:
         text = "in order of the length that a line works to, then of its mean over lengths"
-        return Order(sorted(by_name, key=_task_reach), None, text, is_caveat=False)
+        return Order(sorted(by_name, key=_task_sort_key), None, text, is_caveat=False)
     asked = None if sort is None else int(sort)
     is_scored = asked is not None and any(_level_at(line, asked) is not None for line in lines)
     length = asked if is_scored else _longest_of_most(lines)
@@ -441,14 +450,14 @@ def ordered(lines: Sequence[Line], sort: str | None, loss: Measure = BITS) -> Or
         return Order(by_name, None, "in order of names: no length has a number for most lines")
 
     def rank(line: Line) -> tuple[bool, float]:
-        """Return a rank that puts lines that have not learned to beat the anchors below all others."""
+        """Return a sort key: ranked lines first, each part with the best level first."""
         level = _level_at(line, length)
         if level is None or math.isnan(level):
             return not line.is_ranked, math.inf
         return not line.is_ranked, -level if is_task else level
 
     by_level = sorted(by_name, key=rank)
-    if len(lines) > 1 and on_other_targets(lines, length):
+    if len(lines) > 1 and labels_on_other_targets(lines, length):
         text = (
             f"not ranked, because the levels at {length:,} are of different targets: in order of "
             f"{'levels nevertheless' if is_scored else 'names'}. To rank them, repeat their commands with "
@@ -475,8 +484,8 @@ def _level_at(line: Line, length: int) -> float | None:
     return None if record is None else record.level
 
 
-def _task_reach(line: Line) -> tuple[bool, int, float]:
-    """Return the sort key of a line of a task: how far the line works, then its mean level.
+def _task_sort_key(line: Line) -> tuple[bool, int, float]:
+    """Return the sort key of a line of a task: ranked lines first, then the longest `works_to`, then levels.
 
     Levels at one length rarely differ: at most lengths all lines solve the task, or no line does.
     """

@@ -9,19 +9,19 @@ from pe_bench.config.schema import BY_COMMAND, HF_IDENTITY_VERSION, quarter_of
 from pe_bench.render.grid import Cell
 from pe_bench.report import cells
 from pe_bench.report.groups import few_names, list_lengths
-from pe_bench.report.lines import Order, Source, on_other_targets
+from pe_bench.report.lines import Order, TableRows, labels_on_other_targets
 from pe_bench.report.marks import mark_of
 from pe_bench.report.records import NATS, Line, Note, Table, label_of
 from pe_bench.report.statistics import FAILURE
 from pe_bench.report.unclear import unclear_notes
 from pe_bench.report.verdicts import NEAR_CHANCE, SOLVED, has_few_targets
 from pe_bench.runs.find import COPYING, TRIGRAM, ScoredRuns
-from pe_bench.runs.rows import ALL, TASK, Row, level_of, one_a_run
+from pe_bench.runs.rows import ALL, TASK, Row, level_of, one_per_run
 from pe_bench.runs.scores import KEY, MIN_DOCUMENTS, NOVEL, RECALL
 
-CONTEXT = "cannot judge context use"
-BELOW = "less context than in training costs by nature, and is not judged"
-ANCHORS = {
+CONTEXT_UNJUDGED = "cannot judge context use"
+SHORTER_UNJUDGED = "less context than in training costs by nature, and is not judged"
+ANCHOR_NOTES = {
     TRIGRAM: "(trigram): no encoding, but counts of three tokens in the training text",
     COPYING: "(trigram+copy): no encoding; shows what copying from earlier text gains",
 }
@@ -54,22 +54,22 @@ def meanings_of_words(table: Table) -> list[str]:
     notes = []
     if table.key.slice != ALL:
         notes.append(slice_text(table))
-    notes += _notes_that_hold(NOT_LEARNED, table)
+    notes += _line_notes(NOT_LEARNED, table)
     if len(table.lines) > 1:
         notes += _target_set_notes(table)
     if not table.baseline:
-        notes.append(_own_targets_note(table))
-    points = [cells.works_to(line) for line in table.lines]
+        notes.append(_changes_on_other_targets_note(table))
+    points = [cells.works_to_cell(line) for line in table.lines]
     notes += _break_point_texts(table)
     if any("^" in cell.mark for cell in points):
-        notes.append(later_text(table))
+        notes.append(later_stage_text(table))
     if any(record.use for record in table.records):
         notes.append(_context_text(table))
-    notes += [ANCHORS[line.encoding] for line in table.shown_anchors]
+    notes += [ANCHOR_NOTES[line.encoding] for line in table.shown_anchors]
     lengths = cells.lengths_of_short_table(table)
     below = [length for length in lengths if length < table.key.train_length]
     if below and cells.has_trained_level(table) and not table.baseline:
-        notes.append(f"{list_lengths(below)}: {BELOW}")
+        notes.append(f"{list_lengths(below)}: {SHORTER_UNJUDGED}")
     return [*dict.fromkeys(filter(None, notes))]
 
 
@@ -77,7 +77,7 @@ def _context_text(table: Table) -> str:
     """Return the meaning of the column of context use, and of its words that the table has."""
     length = table.key.train_length
     text = f"uses context: gains from reading more than {length:,} tokens back"
-    answers = [cells.context_answer(line).text for line in table.lines]
+    answers = [cells.context_use_cell(line).text for line in table.lines]
     if "reads nothing" in answers:
         quarter = quarter_of(length)
         text += f"; reads nothing: no better at {length:,} than at {quarter:,}"
@@ -86,7 +86,7 @@ def _context_text(table: Table) -> str:
 
 def _break_point_texts(table: Table) -> Iterator[str]:
     """Yield the meanings of the two lengths of a break point, and of its question mark."""
-    points = map(cells.works_to, table.lines)
+    points = map(cells.works_to_cell, table.lines)
     unsure = next((cell.text for cell in points if "?" in cell.mark), "")
     unclear = "unclear from a shorter length on"
     gap = next((line.break_point for line in table.lines if line.break_point.has_gap), None)
@@ -101,7 +101,7 @@ def _break_point_texts(table: Table) -> Iterator[str]:
         yield f"works to {unsure}?: {unclear}"
 
 
-def later_text(table: Table) -> str:
+def later_stage_text(table: Table) -> str:
     """Return the note on the level from which later stages are judged; empty without later stages."""
     lengths = sorted({line.longest for line in table.lines} - {0})
     if not lengths:
@@ -155,7 +155,7 @@ def _marks_text(table: Table) -> str:
     """Return the meanings of the marks after numbers; empty if no number can have a mark."""
     shown_cells: list[Cell] = []
     for line, length in product(table.lines, cells.lengths_of_short_table(table)):
-        cell = cells.value_at(line, length, table)
+        cell = cells.value_cell(line, length, table)
         if cell is not None:
             shown_cells.append(cell)
     has_verdicts = any(cell.verdict not in ("", cells.UNLEARNED) for cell in shown_cells)
@@ -170,7 +170,7 @@ def _marks_text(table: Table) -> str:
         words = ("degrades", "fails", "improves", "unclear")
     else:
         return ""
-    marks = {cell.mark.removesuffix(cells.OTHER_TARGETS) for cell in shown_cells}
+    marks = {cell.mark.removesuffix(cells.OTHER_TARGETS_MARK) for cell in shown_cells}
     seen = set().union(*marks)
     parts = [f"no mark {unmarked}"]
     for word in words:
@@ -205,11 +205,11 @@ def legend(table: Table) -> list[str]:
     lines.append(f"verdict: from the 95 % interval (±: half its width): {verdicts}, unclear")
     if table.baseline:
         lines.append(f"vs {table.baseline}: the verdicts at one length are corrected together (Holm)")
-    later = later_text(table)
+    later = later_stage_text(table)
     if later:
         lines.append(f"break point and uses context, {later}")
     if any(record.use and record.use.beats_window for record in table.records):
-        first = " and the first tokens" if table.key.is_of_checkpoints else ""
+        first = " and the first tokens" if table.key.is_of_hf_models else ""
         seen = f"{table.key.train_length:,} tokens back{first}"
         lines.append(f"beats window: better than if every layer saw only {seen}")
     lines.append("ppl: perplexity of a token; MB: peak memory of the process while it scored")
@@ -219,8 +219,8 @@ def legend(table: Table) -> list[str]:
 # Notes on the lines, the most important first
 
 
-def with_notes(table: Table, source: Source, order: Order) -> Table:
-    """Return the table of these rows with its notes, each once."""
+def with_notes(table: Table, source: TableRows, order: Order) -> Table:
+    """Return the table with its notes and caveats, each once. source: the rows of the table's lines."""
     if not table.lines:
         return table
     rows = [row for row in source.rows if row.length in table.lengths]
@@ -230,7 +230,7 @@ def with_notes(table: Table, source: Source, order: Order) -> Table:
         notes.append(Note(order.text, order.is_caveat))
     notes += map(Note, _caveats(table, rows, source.runs))
     notes += unclear_notes(table, unsliced, source.runs)
-    notes += map(Note, _notes_that_hold(SCORED_WITH, table))
+    notes += map(Note, _line_notes(SCORED_WITH, table))
     notes += _missing_value_notes(table)
     notes += _offset_notes(table, rows)
     notes.append(Note(table.lacking))
@@ -242,19 +242,19 @@ def with_notes(table: Table, source: Source, order: Order) -> Table:
 
 def _caveats(table: Table, rows: Sequence[Row], runs: ScoredRuns) -> Iterator[str]:
     """Yield the notes that change how the numbers of all lines, or of some, are read."""
-    for row in one_a_run(rows):
+    for row in one_per_run(rows):
         config = runs.folder_of(row.run).flat_config
         if "checkpoint.source" in config:
-            yield _checkpoint_note(row, config)
+            yield _hf_model_note(row, config)
     yield from _missing_number_notes(table.lines)
     yield from _not_scored_notes(table)
-    yield OF_PROTOCOL.get(table.key.protocol, "")
+    yield PROTOCOL_NOTES.get(table.key.protocol, "")
     if table.measure is NATS:
-        yield LOSSY
+        yield LOSSY_TOKENIZER_NOTE
     for label in dict.fromkeys(label_of(line) for line in table.lines if line.run):
-        yield RUNS_APART.format(label)
-    if not table.key.is_of_checkpoints:
-        yield from _notes_that_hold(FEW_SEEDS, table)
+        yield RUNS_APART_NOTE.format(label)
+    if not table.key.is_of_hf_models:
+        yield from _line_notes(FEW_SEEDS, table)
     documents = [record.documents for record in table.records if record.levels]
     fewest = min(documents, default=MIN_DOCUMENTS)
     if fewest < MIN_DOCUMENTS:
@@ -265,17 +265,17 @@ def _caveats(table: Table, rows: Sequence[Row], runs: ScoredRuns) -> Iterator[st
 
 
 def _first_labels(labels: Collection[str], lines: Sequence[Line]) -> str:
-    """Return the first few of the labels in brackets; empty if they are the labels of all lines."""
+    """Return ` (rope, alibi and 3 more)` for the labels of some lines; empty if all lines have them."""
     names = set(labels)
     return "" if len(names) == len(lines) else f" ({few_names(labels)})"
 
 
-# Kinds of lines
+# LineNotes of lines
 
 # A note and the test of the lines that it is about.
-Kinds = dict[str, Callable[[Line], bool]]
+LineNotes = dict[str, Callable[[Line], bool]]
 
-NOT_LEARNED: Kinds = {
+NOT_LEARNED: LineNotes = {
     "*: not learned yet{which}: surely worse at the training length than a trigram of the same training "
     "tokens; no rank": lambda line: line.unlearned == "trigram",
     "*: nothing learned yet{which}: at the training length no better than guessing each {token} by how often "
@@ -283,45 +283,45 @@ NOT_LEARNED: Kinds = {
     "*: not learned{which}: at the training length not surely right on more than {solved:g} % of the "
     "examples; no rank, and no verdict past that length": lambda line: line.unlearned == "task",
 }
-FEW_SEEDS: Kinds = {
+FEW_SEEDS: LineNotes = {
     "one seed{which}: results describe these models, not the encodings": lambda line: line.seeds == 1,
     "two seeds{which}: too few to know how seeds differ, so intervals are very wide": lambda line: (
         line.seeds == 2
     ),
 }
-SCORED_WITH: Kinds = {
+SCORED_WITH: LineNotes = {
     "knows each text's final length: {names}; not possible while generating": lambda line: line.knows_length,
     "(forced): scored with an encoding that is not compatible with the trained one": lambda line: line.forced,
     "factor=auto: each length is scored with a factor of its own, not with one for all": lambda line: (
         "factor=auto" in line.scored_with
     ),
 }
-RUNS_APART = (
+RUNS_APART_NOTE = (
     "{}: several runs have the same seed and differ in what the name does not show "
     "(such as another version of its code), so each is a line of its own and none are averaged"
 )
-LOSSY = (
+LOSSY_TOKENIZER_NOTE = (
     "the tokenizer does not give the text back, so that bits per byte would be of less than the text: "
     "numbers are nats per token, and compare only within this table"
 )
-OF_PROTOCOL = {
+PROTOCOL_NOTES = {
     "nonoverlapping": "nonoverlapping: the first tokens of a window see little, and long windows have fewer "
     "of them, so scores improve with length by themselves",
     TASK: "each length has examples of its own: encodings are compared on the same ones, lengths are not",
 }
 
 
-def _notes_that_hold(kinds: Kinds, table: Table) -> Iterator[str]:
-    """Yield the note of each kind that is true of some lines."""
+def _line_notes(tests_of_notes: LineNotes, table: Table) -> Iterator[str]:
+    """Yield each note whose test holds for some lines of the table, with the names of these lines."""
     token = "byte" if table.key.tokenizer == "bytes" else "token"
     facts = {"token": token, "solved": 100 * SOLVED}
-    for text, is_so in kinds.items():
+    for text, is_so in tests_of_notes.items():
         labels = [line.label for line in table.lines if is_so(line)]
         if labels:
             yield text.format(which=_first_labels(labels, table.lines), names=", ".join(labels), **facts)
 
 
-def _checkpoint_note(row: Row, config: Mapping[str, Any]) -> str:
+def _hf_model_note(row: Row, config: Mapping[str, Any]) -> str:
     """Return a note on a Hugging Face model, which pe-bench did not train."""
     length_from = str(config.get("checkpoint.train_length_from"))
     trained = config.get("checkpoint.train_length") or row.train_length
@@ -384,7 +384,7 @@ def _not_scored_notes(table: Table) -> Iterator[str]:
 
 def _target_set_notes(table: Table) -> Iterator[str]:
     """Yield a note on the lengths at which levels are of different text from line to line."""
-    labels_at = {length: tuple(on_other_targets(table.lines, length)) for length in table.lengths}
+    labels_at = {length: tuple(labels_on_other_targets(table.lines, length)) for length in table.lengths}
     for labels in dict.fromkeys(filter(None, labels_at.values())):
         alike = [length for length in table.lengths if labels_at[length] == labels]
         yield (
@@ -393,8 +393,11 @@ def _target_set_notes(table: Table) -> Iterator[str]:
         )
 
 
-def _own_targets_note(table: Table) -> str:
-    """Return a note on lengths whose changes have other targets than the levels at the training length."""
+def _changes_on_other_targets_note(table: Table) -> str:
+    """Return the note on changes marked `~`: they compare other targets than the levels shown in the table.
+
+    Empty without such changes.
+    """
     train_length = table.key.train_length
     labels: list[str] = []
     lengths: list[int] = []
@@ -414,18 +417,18 @@ def _own_targets_note(table: Table) -> str:
 
 
 def _missing_value_notes(table: Table) -> Iterator[Note]:
-    """Yield the changes, intervals, differences and answers on context that are missing, and why."""
+    """Yield a note for each reason why changes, intervals, differences or answers on context are missing."""
     places_of_reasons: dict[tuple[str, str], dict[str, list[int]]] = {}
     for line in table.lines:
         for length, record in sorted(line.records.items()):
             change = "no change" if record.change is None else "a change without an interval"
-            kinds = {change: record.compared, "no comparison": record.baseline, CONTEXT: record.use}
+            kinds = {change: record.compared, "no comparison": record.baseline, CONTEXT_UNJUDGED: record.use}
             for kind, part in kinds.items():
                 if part is not None and part.missing:
                     lengths_of_lines = places_of_reasons.setdefault((kind, part.missing), {})
                     lengths_of_lines.setdefault(line.label, []).append(length)
     for (kind, reason), lengths_of_lines in places_of_reasons.items():
-        if kind == CONTEXT:
+        if kind == CONTEXT_UNJUDGED:
             which = _first_labels(lengths_of_lines, table.lines)
             yield Note(f"{kind}{which}: {reason}", is_caveat=False)
         else:
@@ -436,7 +439,7 @@ def _missing_value_notes(table: Table) -> Iterator[Note]:
 
 
 def _offset_notes(table: Table, rows: Sequence[Row]) -> Iterator[Note]:
-    """Yield the changes of the level at the training length under the offset control: all positions later."""
+    """Yield, for each row of the offset control, by how much later positions change the trained level."""
     labels_of_runs: dict[tuple[str, str], str] = {}
     for line in table.lines:
         for run in line.runs:

@@ -15,9 +15,9 @@ from markupsafe import Markup
 from pe_bench.render.grid import Grid
 from pe_bench.render.paper import Style, styles_of
 from pe_bench.report.cells import number_text
-from pe_bench.report.columns import details_of, point_text, short
+from pe_bench.report.columns import detail_grids, point_text, short_grid
 from pe_bench.report.curves import POSITION_LABEL, Chart, Curve, Point, chart_of, chart_over_position
-from pe_bench.report.draw import Losses, chart_svg, class_of, losses_svg
+from pe_bench.report.draw import Losses, chart_svg, css_classes, losses_svg
 from pe_bench.report.notes import legend
 from pe_bench.report.probes import ProbeTable, grid_of
 from pe_bench.report.records import Line, Table
@@ -26,10 +26,10 @@ from pe_bench.runs.rows import ALL
 from pe_bench.runs.scores import RECALL
 from pe_bench.system.terminal import one_line
 
-PACKAGE = "pe_bench.report"
-HINT = "a line opens for its 95 % intervals, controls and speed"
+TEMPLATES_PACKAGE = "pe_bench.report"
+LINE_HINT = "a line opens for its 95 % intervals, controls and speed"
 MAX_NAMES = 4  # the most encodings to name in the sentence with the result
-TALL = 12  # lines; a longer table scrolls under its headings
+MAX_UNSCROLLED_LINES = 12  # lines; a longer table scrolls under its headings
 
 
 def to_html(
@@ -44,7 +44,7 @@ def to_html(
     run stands on one line and is escaped by the templates.
     """
     templates = Templates(
-        loader=PackageLoader(PACKAGE),
+        loader=PackageLoader(TEMPLATES_PACKAGE),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
@@ -64,9 +64,9 @@ def to_html(
 
 
 def describe_result(table: Table) -> str:
-    """Return sentences about the lines that hold to the longest length, and the gain on recall targets.
+    """Return sentences on how many lines hold to the longest length, and on the gains on recall targets.
 
-    For a slice, only the gain on recall targets; empty for other slices.
+    For the table of the slice `recall`, only the gains; empty for other slices.
     """
     if table.key.slice != ALL:
         return _describe_recall(table)
@@ -123,13 +123,13 @@ def _section_values(table: Table, prefix: str, styles: Mapping[str, Style], loss
     prefix: the beginning of the ids of its lines and pictures. Of each line there are the cells, and the
     details that open below it. reading: notes on how the table is read; notes: all others.
     """
-    grid = short(table)
+    grid = short_grid(table)
     line_ids: dict[str, str] = {}
     classes_of_lines: dict[str, str] = {}
     lines = []
     for number, (line, row) in enumerate(zip(table.shown_lines, grid.rows, strict=True)):
         line_ids[line.label] = f"{prefix}-{number}"
-        classes_of_lines[line.label] = "anchor" if line.is_anchor else class_of(styles[line.label])
+        classes_of_lines[line.label] = "anchor" if line.is_anchor else css_classes(styles[line.label])
         lines.append((line.label, row[1:], _details_of_line(line, table)))
     charts = [chart_of(table), chart_over_position(table)]
     if not table.is_task:
@@ -150,16 +150,16 @@ def _section_values(table: Table, prefix: str, styles: Mapping[str, Style], loss
         "losses": Markup(losses_picture),
         "grid": grid,
         "lines": lines,
-        "is_tall": len(grid.rows) > TALL,
+        "is_tall": len(grid.rows) > MAX_UNSCROLLED_LINES,
         "title": " · ".join(table.title[:-1]),  # without the unit, which the pictures have
-        "reading": [*grid.notes, HINT],
+        "reading": [*grid.notes, LINE_HINT],
         "notes": [*legend(table), *below],
     }
 
 
 def _details_of_line(line: Line, table: Table) -> list[Grid]:
-    """Return the details of one line, without its name."""
-    grids = [grid.without_empty() for grid in details_of(table, [line])]
+    """Return the two grids of the detailed form for one line, without the column of names."""
+    grids = [grid.without_empty() for grid in detail_grids(table, [line])]
     return [grid.chosen(range(1, len(grid.columns))) for grid in grids]
 
 
@@ -173,7 +173,7 @@ def _picture(
 
 
 def _point_text(curve: Curve, point: Point, chart: Chart) -> str:
-    """Return the facts at a point of a curve, a line each."""
+    """Return the text of a point on the page: its curve, place and numbers, each on a line."""
     if chart.x_label == POSITION_LABEL:
         level = f"{number_text(point.value)} {chart.table.key.loss.name}"
         return f"{curve.label}\n{point.x:,.0f} tokens before it\n{level}"
@@ -183,17 +183,15 @@ def _point_text(curve: Curve, point: Point, chart: Chart) -> str:
 
 def _template_text(name: str) -> Markup:
     """Return the text of a file in the folder of templates."""
-    return Markup(files(PACKAGE).joinpath("templates", name).read_text(encoding="utf-8"))
+    return Markup(files(TEMPLATES_PACKAGE).joinpath("templates", name).read_text(encoding="utf-8"))
 
 
 def _policy(style: str, script: str) -> str:
     """Return a content security policy that allows only the page's own style and script."""
-    return (
-        f"default-src 'none'; img-src data:; style-src {_source_of(style)}; script-src {_source_of(script)}"
-    )
+    return f"default-src 'none'; img-src data:; style-src {_csp_hash(style)}; script-src {_csp_hash(script)}"
 
 
-def _source_of(text: str) -> str:
+def _csp_hash(text: str) -> str:
     """Return the source expression of a content security policy that allows only this text."""
     digest = hashlib.sha256(text.encode()).digest()
     return f"'sha256-{base64.b64encode(digest).decode()}'"

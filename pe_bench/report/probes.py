@@ -13,7 +13,7 @@ from rich.console import Console
 from pe_bench.errors import RunError
 from pe_bench.render import grid as grids
 from pe_bench.render.grid import MISSING, Cell, Column, Grid
-from pe_bench.report.columns import NAME, half_width_cell
+from pe_bench.report.columns import NAME_COLUMN, half_width_cell
 from pe_bench.report.groups import Selection, explain_separation, labels_by
 from pe_bench.report.marks import verdict_cell
 from pe_bench.report.records import TableKey, label_of, short_label_of
@@ -24,17 +24,17 @@ from pe_bench.runs.rows import BY_RUN, Row, grouped
 from pe_bench.runs.scores import Scores, load_scores, score_file
 from pe_bench.system.terminal import one_line_texts
 
-ANSWER = 16  # targets of a window
-FINDS = 0.9  # a model finds the span if this share of answers is right
-NO_LIFT = 0.05  # the span is of no use if a smaller share of answers is right only because of it
-Finding = Literal["finds", "partly", "chance", "unclear"]
-Read = Callable[[Row], Scores]
-Label = Callable[[Row], str]
+ANSWER_TOKENS = 16  # targets of a window
+FOUND_SHARE = 0.9  # a model finds the span if this share of answers is right
+MIN_LIFT = 0.05  # the span is of no use if a smaller share of answers is right only because of it
+ProbeVerdict = Literal["finds", "partly", "chance", "unclear"]
+ReadScores = Callable[[Row], Scores]
+LabelRow = Callable[[Row], str]
 
 
 @dataclass(frozen=True)
-class Found:
-    """The answers of a line to a probe at a length, at one depth or all."""
+class ProbeNumbers:
+    """The numbers of a line in a probe, at a length and at one depth or over all depths."""
 
     # Bits per byte of the answer that the span saves, or nats per token if the tokenizer loses text.
     gain: Interval
@@ -43,7 +43,7 @@ class Found:
     without: float  # the accuracy with the span replaced
     windows: int  # the number of windows at each depth
     documents: int  # the number of documents of all windows
-    verdict: Finding
+    verdict: ProbeVerdict
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class ProbeLine:
     scored_with: str
     runs: tuple[str, ...]
     # By length and depth, None for all depths; in place of a finding, the reason why there is no number.
-    found: Mapping[tuple[int, float | None], Found | str]
+    found: Mapping[tuple[int, float | None], ProbeNumbers | str]
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,10 @@ class ProbeTable:
 def probe_tables(
     groups: Mapping[TableKey, Sequence[Row]], runs: ScoredRuns, selection: Selection
 ) -> list[ProbeTable]:
-    """Return a table for each group of a probe's rows of which the selection shows a part."""
+    """Return a table for each group that has probe rows at shown lengths and encodings.
+
+    groups: rows of a probe by the key of their table, as `group_rows` returns them.
+    """
 
     @cache
     def read_scores(row: Row) -> Scores:
@@ -101,10 +104,10 @@ def probe_tables(
     return one_line_texts(tables)
 
 
-def _short_labels(rows: Sequence[Row], by: Label) -> Label:
+def _short_labels(rows: Sequence[Row], by: LabelRow) -> LabelRow:
     """Return a function that labels rows by `short_label_of`, or by `label_of` if short labels are the same.
 
-    by: labels a row by other values that tell its line from others.
+    by: returns the text that follows the label, such as `train.lr=0.003`; empty without one.
     """
     labels_by_short: dict[str, set[str]] = {}
     for row in rows:
@@ -118,7 +121,7 @@ def _short_labels(rows: Sequence[Row], by: Label) -> Label:
     return label
 
 
-def _make_table(key: TableKey, rows: Sequence[Row], label: Label, read: Read) -> ProbeTable:
+def _make_table(key: TableKey, rows: Sequence[Row], label: LabelRow, read: ReadScores) -> ProbeTable:
     """Return the table of a group of rows.
 
     Shown are the windows that most rows have at each length and depth; of several such sets, the largest.
@@ -166,14 +169,17 @@ def _common_depths(rows: Sequence[Row]) -> set[tuple[int, float]]:
 
 
 def _make_line(
-    label: str, rows: Sequence[Row], common: Collection[tuple[int, float]], read: Read
+    label: str, rows: Sequence[Row], common: Collection[tuple[int, float]], read: ReadScores
 ) -> ProbeLine:
-    """Return a line from its rows. common: the lengths and depths of the numbers over all depths."""
+    """Return the line of `rows`, with its numbers at each depth and over all depths.
+
+    common: pairs of a length and a depth; the numbers over all depths at a length are over these depths.
+    """
     ordered = sorted(rows, key=lambda row: (*_length_and_depth(row), row.run, row.control))
     rows_by_run_at: dict[tuple[int, float], Mapping[str, Sequence[Row]]] = {}
     for at, rows_at in grouped(ordered, _length_and_depth).items():
         rows_by_run_at[at] = grouped(rows_at, BY_RUN)
-    findings: dict[tuple[int, float | None], Found | str] = {}
+    findings: dict[tuple[int, float | None], ProbeNumbers | str] = {}
     for length in dict.fromkeys(row.length for row in ordered):
         places = [place for place in sorted(common) if place[0] == length]
         findings[length, None] = _finding_of_runs([rows_by_run_at.get(place, {}) for place in places], read)
@@ -183,8 +189,8 @@ def _make_line(
     return ProbeLine(label, rows[0].scored_with, tuple(runs), findings)
 
 
-def _finding_of_runs(depths: Sequence[Mapping[str, Sequence[Row]]], read: Read) -> Found | str:
-    """Return the findings of runs at these depths together, or the reason why there is no number.
+def _finding_of_runs(depths: Sequence[Mapping[str, Sequence[Row]]], read: ReadScores) -> ProbeNumbers | str:
+    """Return the numbers of a line's runs over these depths together, or the reason why there are none.
 
     depths: for each depth, the two rows of each run: with the span, and with the span replaced. A run counts
     if it has both rows at each depth.
@@ -208,7 +214,7 @@ def _finding_of_runs(depths: Sequence[Mapping[str, Sequence[Row]]], read: Read) 
     except RunError as error:
         return str(error)
     first_rows = [rows[runs[0]][0] for rows in depths]
-    windows = max(row.targets for row in first_rows) // ANSWER
+    windows = max(row.targets for row in first_rows) // ANSWER_TOKENS
     return _judge_spans(with_span, without, windows, first_rows[0].chance or 0.0)
 
 
@@ -225,7 +231,7 @@ def _join_depths(parts: Sequence[Scores]) -> Scores:
     places = []  # the place of each target's window in its document, 0 to 1
     for part in parts:
         clusters = part.clusters
-        before = clusters.rank // ANSWER * ANSWER
+        before = clusters.rank // ANSWER_TOKENS * ANSWER_TOKENS
         places.append(before / clusters.counts[clusters.group])
     nll = np.concatenate([part.nll for part in parts])
     document = np.concatenate([part.document for part in parts])
@@ -237,8 +243,8 @@ def _join_depths(parts: Sequence[Scores]) -> Scores:
 
 def _judge_spans(
     with_span: Sequence[Scores], without: Sequence[Scores], windows: int, chance: float
-) -> Found:
-    """Return the finding from the scores of each run, with the span and without.
+) -> ProbeNumbers:
+    """Return gain, accuracy and verdict from the scores of each run, with the span and without.
 
     windows: the number of windows at each depth.
     """
@@ -251,7 +257,7 @@ def _judge_spans(
     accuracy = share_interval(right, count)
     lift = difference_of_shares(right - right_without, count)
     verdict = judge_finding(gain, accuracy, lift, chance)
-    return Found(gain, accuracy, lift, float(right_without.mean()), windows, documents, verdict)
+    return ProbeNumbers(gain, accuracy, lift, float(right_without.mean()), windows, documents, verdict)
 
 
 def _bits_by_cluster(scores_of_runs: Sequence[Scores]) -> np.ndarray:
@@ -265,15 +271,15 @@ def _shares_right(scores_of_runs: Sequence[Scores]) -> np.ndarray:
 
 
 def share_interval(shares: np.ndarray, count: int) -> Interval:
-    """Return the interval of the mean of shares of answers, 0 to 1, float64 [seeds, documents].
+    """Return the interval, within 0 to 1, of the mean of shares of answers, float64 [seeds, documents].
 
-    count: the number of answers, as in `difference_of_shares`.
+    count: the number of independent units, as in `difference_of_shares`.
     """
     interval = difference_of_shares(shares, count)
     return replace(interval, low=max(0.0, interval.low), high=min(1.0, interval.high))
 
 
-def judge_finding(gain: Interval, accuracy: Interval, lift: Interval, chance: float) -> Finding:
+def judge_finding(gain: Interval, accuracy: Interval, lift: Interval, chance: float) -> ProbeVerdict:
     """Return the verdict on the spans that a model finds; positive gains mean that it reads them.
 
     gain: bits per byte that the answer costs less with the span than without. lift: the accuracy with the
@@ -289,9 +295,9 @@ def judge_finding(gain: Interval, accuracy: Interval, lift: Interval, chance: fl
     prefers whatever the window holds is therefore right more often with the span, and still only guesses.
     If the span changes no score, as past an attention window, all lifts are zero: their interval is wide.
     """
-    if accuracy.low >= FINDS and gain.low > 0:
+    if accuracy.low >= FOUND_SHARE and gain.low > 0:
         return "finds"
-    if lift.high < NO_LIFT or accuracy.high < chance + NO_LIFT or gain.high < MARGIN:
+    if lift.high < MIN_LIFT or accuracy.high < chance + MIN_LIFT or gain.high < MARGIN:
         return "chance"
     return "partly" if lift.low > 0 and accuracy.low > chance else "unclear"
 
@@ -315,7 +321,7 @@ def grid_of(table: ProbeTable) -> Grid:
     headings = ("length", "gain", "±", "accuracy", "95 %", "without")
     depths = [Column(f"at\n{_depth_text(depth)}") for depth in table.depths]
     verdict = Column("verdict", is_left=True)
-    columns = [NAME, *map(Column, headings), verdict, *depths]
+    columns = [NAME_COLUMN, *map(Column, headings), verdict, *depths]
     rows = []
     for line, length in product(table.lines, table.lengths):
         if (length, None) not in line.found:
@@ -327,7 +333,7 @@ def grid_of(table: ProbeTable) -> Grid:
     return Grid(columns, rows, table.title, table.why, _legend(table), keys=2)
 
 
-def _finding_cells(finding: Found | str) -> list[Cell]:
+def _finding_cells(finding: ProbeNumbers | str) -> list[Cell]:
     if isinstance(finding, str):
         return [Cell(MISSING)] * 6
     gain = finding.gain
@@ -338,8 +344,8 @@ def _finding_cells(finding: Found | str) -> list[Cell]:
     return [gain_cell, half_width_cell(gain), *shares, verdict_cell(finding.verdict)]
 
 
-def _accuracy_cell(finding: Found | str | None) -> Cell:
-    if isinstance(finding, Found):
+def _accuracy_cell(finding: ProbeNumbers | str | None) -> Cell:
+    if isinstance(finding, ProbeNumbers):
         return Cell(_percent(finding.accuracy.mean))
     return Cell(MISSING)
 
@@ -355,7 +361,7 @@ def _depth_text(depth: float) -> str:
 def _legend(table: ProbeTable) -> list[str]:
     """Return the meanings of the columns and of the verdicts, a paragraph each."""
     findings = chain.from_iterable(line.found.values() for line in table.lines)
-    counts = [finding.windows for finding in findings if isinstance(finding, Found)]
+    counts = [finding.windows for finding in findings if isinstance(finding, ProbeNumbers)]
     windows = max(counts, default=0)
     depths = ", ".join(map(_depth_text, table.depths))
     return [
@@ -365,8 +371,8 @@ def _legend(table: ProbeTable) -> list[str]:
         "place (±: half of its 95 % interval); accuracy: they are the likeliest of eight endings of spans in "
         f"the window, in all and at each depth; chance: {100 * table.chance:.3g} %; without: the accuracy "
         "with the span replaced, which knowing the language gives",
-        f"finds: surely {100 * FINDS:g} % are right; partly: surely above without and above guessing; "
-        f"chance: surely less than {100 * NO_LIFT:g} points above one of these, or a gain surely below "
+        f"finds: surely {100 * FOUND_SHARE:g} % are right; partly: surely above without and above guessing; "
+        f"chance: surely less than {100 * MIN_LIFT:g} points above one of these, or a gain surely below "
         f"{MARGIN:g}",
         *table.notes,
     ]

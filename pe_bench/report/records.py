@@ -14,8 +14,8 @@ from pe_bench.runs.rows import ALL, HALF, PROBE, TASK, Row
 # The space before an option of a label, whose values may hold spaces.
 BEFORE_AN_OPTION = re.compile(r"\s+(?=[\w.]+=)")
 PlotValues = Literal["levels", "change"]  # the numbers that pictures draw
-NEAR = 1.25  # times a length that works: a length up to there needs no mention
-CHECKPOINTS = "checkpoints"  # stands for the name of the model where there are several
+NEAR_RATIO = 1.25  # times a length that works: a length up to there needs no mention
+SEVERAL_HF_MODELS = "checkpoints"  # stands for the name of the model where there are several
 
 # Why weights count as not learned at their training length: they are surely worse than the trigram of the
 # same tokens (trigram), not even surely better than token frequencies (frequencies), or not sure to solve
@@ -167,7 +167,7 @@ class BreakPoint:
         """Return whether the first length that does not work is far from the last length that works."""
         if not self.works_to or self.stops_by is None:
             return False
-        return self.stops_by > NEAR * self.works_to
+        return self.stops_by > NEAR_RATIO * self.works_to
 
     def __str__(self) -> str:
         if self.length is None:
@@ -241,7 +241,7 @@ def label_of(scored: Row | Line) -> str:
 
 
 def short_label_of(scored: Row | Line) -> str:
-    """Return the label, with the options shared by the trained and the scored encoding written only once."""
+    """Return `label_of`, with an option that the trained and the scored encoding share written only once."""
     name, *options = BEFORE_AN_OPTION.split(scored.scored_with)
     shared = BEFORE_AN_OPTION.split(scored.encoding)[1:]
     own = [option for option in options if option not in shared]
@@ -272,7 +272,7 @@ def common_targets(lines: Iterable[Line], length: int) -> str:
     return target_hash
 
 
-def name_of_checkpoint(model: str, size: str) -> str:
+def hf_model_name(model: str, size: str) -> str:
     name = model.removeprefix(CHECKPOINT)
     return f"{name} ({size})" if size else name
 
@@ -316,16 +316,16 @@ class TableKey:
         return NATS if self.loses_text else BITS
 
     @property
-    def is_of_checkpoints(self) -> bool:
-        return self.model == CHECKPOINTS or is_checkpoint(self.model)
+    def is_of_hf_models(self) -> bool:
+        return self.model == SEVERAL_HF_MODELS or is_checkpoint(self.model)
 
     @property
     def model_text(self) -> str:
         """Return the model with its size: `tiny model (0.8M)`, or `tiny, changed (2 layers of 96, 0.3M)`."""
-        if self.model == CHECKPOINTS:
+        if self.model == SEVERAL_HF_MODELS:
             return self.model
-        if self.is_of_checkpoints:
-            return f"checkpoint {name_of_checkpoint(self.model, self.model_sizes)}"
+        if self.is_of_hf_models:
+            return f"checkpoint {hf_model_name(self.model, self.model_sizes)}"
         if self.changed:
             return f"{self.model}, changed ({self.changed}, {self.model_sizes})"
         return f"{self.model} model ({self.model_sizes})"
@@ -334,9 +334,9 @@ class TableKey:
         """Return the facts that all lines share, in parts: model, text, training, seeds, scoring."""
         data = [self.data, self.tokenizer]
         trained = f"trained at {self.train_length:,} tokens"
-        if self.is_of_checkpoints:
+        if self.is_of_hf_models:
             trained = f"measured from {self.train_length:,} tokens"
-            tokenizer = "their tokenizer" if self.model == CHECKPOINTS else "its tokenizer"
+            tokenizer = "their tokenizer" if self.model == SEVERAL_HF_MODELS else "its tokenizer"
             if self.loses_text:
                 tokenizer += LOSES_TEXT
             data = [self.data, tokenizer]
@@ -361,7 +361,7 @@ class TableKey:
         if not seeds:
             return "no scores"
         if seeds == {1}:
-            return "" if self.is_of_checkpoints else "1 seed"
+            return "" if self.is_of_hf_models else "1 seed"
         fewest = min(seeds)
         most = max(seeds)
         if fewest == most:
@@ -455,7 +455,7 @@ class Table:
         return change.target_hash in ("", shown) or not shown
 
     def is_drawn(self, record: Record, target_hash: str) -> bool:
-        """Return whether a record's number on a set of targets is a point of a curve.
+        """Return whether a record's level or change is a point of a curve. target_hash: the number's targets.
 
         A curve is of the targets of the levels at the training length. Past the longest length that was
         scored on these, it may go on with other targets.

@@ -199,7 +199,10 @@ def difference_of_shares(differences: np.ndarray, count: int) -> Interval:
 
 
 def judge_change(interval: Interval, margin: float = MARGIN) -> Verdict:
-    """Return the verdict on the interval of a change in bits per byte, positive being worse."""
+    """Return the verdict on a change in bits per byte, by the table at the top of this module.
+
+    A positive change is worse. margin: the size of a change that counts as none.
+    """
     if interval.low > FAILURE:
         return "fails"
     if interval.low > margin:
@@ -210,7 +213,7 @@ def judge_change(interval: Interval, margin: float = MARGIN) -> Verdict:
 
 
 def corrected_comparisons(intervals: Sequence[Interval], margin: float = MARGIN) -> list[Comparison]:
-    """Return the verdicts on differences from a baseline at one length, negative being better.
+    """Return the verdict on each difference from a baseline at one length; a negative difference is better.
 
     Holm's step-down, so that the chance of any wrong verdict is at most 5 %. A verdict is a claim, and its p
     the smallest alpha at which the interval of confidence 1 - alpha supports it. The first of m, in the order
@@ -346,7 +349,7 @@ def _jackknife_values(differences: np.ndarray, sizes: np.ndarray) -> np.ndarray:
 
 
 def _bounds(mean: float, spread: Spread, seeds: int, documents: int, confidence: float) -> Bounds:
-    """Return the bounds of a mean at a level of confidence, as the top of this module explains."""
+    """Return the bounds of a mean at a level of confidence, 0 to 1, as the top of this module explains."""
     by_seed = spread.seed_share * _critical_t(seeds, confidence) ** 2
     by_document = (1 - spread.seed_share) * _critical_t(documents, confidence) ** 2
     lean = min(1.0, SKEW_WEIGHT * abs(spread.skewness) / math.sqrt(documents))

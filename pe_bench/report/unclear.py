@@ -21,7 +21,7 @@ def unclear_notes(table: Table, rows: Sequence[Row], runs: ScoredRuns) -> Iterat
     # Targets of the whole set, of which a slice has only some.
     targets = max((row.targets for row in rows if has_number(row)), default=0)
     all_places: list[str] = []
-    ways_out = [] if table.key.is_of_checkpoints else ["more seeds"]  # a checkpoint has no seeds
+    ways_out = [] if table.key.is_of_hf_models else ["more seeds"]  # a checkpoint has no seeds
     numbers = f"differences from {table.baseline}" if table.baseline else "changes"
     note_texts: list[str] = []
     for by_seeds, highs_of_lines in sorted(bounds.items()):
@@ -49,9 +49,9 @@ def unclear_notes(table: Table, rows: Sequence[Row], runs: ScoredRuns) -> Iterat
 
 
 def _upper_bounds(table: Table) -> dict[bool, dict[str, dict[int, float]]]:
-    """Return the upper bounds of unclear changes or differences.
+    """Return the upper bound of each unclear change or difference: `bounds[by_seeds][label][length]`.
 
-    They are by the main source of the interval's width (whether it is seeds), by line, and by length.
+    by_seeds: whether most of the interval's width comes from seeds, not from documents.
     """
     bounds: dict[bool, dict[str, dict[int, float]]] = {}
     if table.is_task:

@@ -94,8 +94,8 @@ def rank_sets(rows: Iterable[Row]) -> dict[str, Rank]:
     return ranks
 
 
-def paired(pairs: Sequence[Pair], runs: ScoredRuns, missing: str = "") -> Number:
-    """Return the mean difference between the rows of each pair, the first minus the second.
+def mean_difference(pairs: Sequence[Pair], runs: ScoredRuns, missing: str = "") -> Number:
+    """Return the mean, with its interval, of the first row's level minus the second's over all pairs.
 
     There is a pair for each seed. Of several sets of targets, the set of most pairs is used. missing: the
     reason to give if there is no pair.
@@ -128,10 +128,10 @@ def paired(pairs: Sequence[Pair], runs: ScoredRuns, missing: str = "") -> Number
     return replace(change, of_models=of_models, of_seeds=of_seeds)
 
 
-def paired_changes(changes: Sequence[Pair], others: Sequence[Pair], runs: ScoredRuns) -> Number:
-    """Return the mean of `changes` minus `others`, seed by seed.
+def difference_of_changes(changes: Sequence[Pair], others: Sequence[Pair], runs: ScoredRuns) -> Number:
+    """Return the mean, with its interval, of `changes` minus `others`, seed by seed.
 
-    A change is a pair of a row and its reference.
+    A change is a pair of a row and its reference: the first row's level minus the second's.
     """
     try:
         differences = np.stack([_difference_by_document(*pair, runs) for pair in changes])
@@ -164,7 +164,14 @@ def _difference_by_document(row: Row, other: Row, runs: ScoredRuns) -> np.ndarra
 
 
 def find_break_point(records: Mapping[int, Record], train_length: int) -> BreakPoint:
-    """Return the break point of a line whose records have their verdicts."""
+    """Return the break point of a line, from the verdicts of its records beyond the training length.
+
+    records: by length. The line breaks at the shortest length from which on all lengths degrade or fail, or
+    at the length after the last that holds, if it degrades or fails. The kind is `at`, or `by` if unclear
+    lengths lie before it. Without such a length the kind is `unclear`, from an unclear length right after the
+    last that holds; else `none`, up to the last that holds; else `unknown`. For `works_to`, unclear lengths
+    count as working by the rule of `_works_at`.
+    """
     judged_records: dict[int, Record] = {}
     for length, record in sorted(records.items()):
         # The training length has a verdict only if it is scored with an encoding that was not trained.
@@ -188,7 +195,7 @@ def find_break_point(records: Mapping[int, Record], train_length: int) -> BreakP
 
 
 def _working_lengths(judged: Mapping[int, Record], held: int | None, train_length: int) -> BreakPoint:
-    """Return the lengths up to which a line holds and works; unknown if the shortest is not judged.
+    """Return a break point with `holds_to`, `works_to` and `stops_by`; unknown if the shortest is not judged.
 
     judged: the records from the shortest length up. held: the last length up to which the line surely holds.
     """
@@ -198,7 +205,7 @@ def _working_lengths(judged: Mapping[int, Record], held: int | None, train_lengt
     if first.verdict in ("", "undefined") and first.status != "undefined":
         return BreakPoint()
     least = 0 if train_length in judged else train_length
-    worked = max(takewhile(lambda length: _is_reached(judged[length]), judged), default=0)
+    worked = max(takewhile(lambda length: _works_at(judged[length]), judged), default=0)
     stops_by = min((length for length in judged if length > worked), default=None)
     return BreakPoint(holds_to=held or least, works_to=worked or least, stops_by=stops_by)
 
@@ -207,10 +214,10 @@ def _as_change(verdict: str) -> str:
     return AS_CHANGES.get(verdict, verdict)
 
 
-def _is_reached(record: Record) -> bool:
-    """Return whether a line works at a length.
+def _works_at(record: Record) -> bool:
+    """Return whether a line works at the record's length.
 
-    It holds there, or is unclear without surely breaking these models as a whole or each of them.
+    It works if it holds there, or is unclear and neither these models together nor each of them surely break.
     """
     if record.verdict != "unclear":
         return _as_change(record.verdict) in HELD
@@ -231,23 +238,24 @@ def answers_of(rows: Sequence[Row], runs: ScoredRuns) -> tuple[Answers, Answers 
     right = np.stack([runs.answers(row) for row in rows])
     exact = (right == 1).astype(float)
     chance = rows[0].chance or 0.0
-    overall = share_answers(right, exact, chance)
+    overall = answers_from_shares(right, exact, chance)
     if len(rows) == 1:
         return overall, None, []
     mean_right = right.mean(axis=0, keepdims=True)
     mean_exact = exact.mean(axis=0, keepdims=True)
-    of_models = share_answers(mean_right, mean_exact, chance)
+    of_models = answers_from_shares(mean_right, mean_exact, chance)
     of_seeds = []
     for seed in range(len(rows)):
-        of_seeds.append(share_answers(right[seed : seed + 1], exact[seed : seed + 1], chance))
+        of_seeds.append(answers_from_shares(right[seed : seed + 1], exact[seed : seed + 1], chance))
     return overall, of_models, of_seeds
 
 
-def share_answers(right: np.ndarray, exact: np.ndarray, chance: float) -> Answers:
-    """Return the shares of right examples and right answers, with their intervals.
+def answers_from_shares(right: np.ndarray, exact: np.ndarray, chance: float) -> Answers:
+    """Return a task's answers from the shares of each example, with their intervals.
 
     right: the share of right answers in each example, float64 [seeds, examples], from 0 to 1. exact: 1 where
-    all of them are right, else 0, of the same shape; a mean over seeds lies between.
+    all of them are right, else 0, of the same shape; a mean over seeds lies between. chance: the accuracy of
+    guessing.
     """
     return Answers(_interval_of_examples(exact), _interval_of_examples(right), chance)
 
@@ -297,7 +305,7 @@ def judge_context(
     """Return the use of context that the controls of rows at one length show; None if no row has a number.
 
     trained: rows at the training length. why_open: the reason why the use of context stays open, as
-    `why_open_within` returns it.
+    `why_context_use_stays_open` returns it.
     """
     if not any(map(has_number, rows)):
         return None
@@ -310,7 +318,7 @@ def judge_context(
         return None
 
     def gain_over(worse: Sequence[Row]) -> Number:
-        return paired(pairs_of(worse, rows), runs, "no score on the same targets")
+        return mean_difference(pairs_of(worse, rows), runs, "no score on the same targets")
 
     controls = [row for row in controls if row.target_hash == chosen]
     swaps = [row for row in controls if row.control == "swap"]
@@ -331,7 +339,7 @@ def judge_context(
     return ContextUse(answer, beats_window, swap.interval, window.interval, missing)
 
 
-def why_open_within(train_length: int, within: Number, margin: float) -> str:
+def why_context_use_stays_open(train_length: int, within: Number, margin: float) -> str:
     """Return the reason why a model's use of context stays open; empty if it surely gains within training.
 
     within: the gain from a quarter of the training length to all of it.
@@ -370,14 +378,14 @@ def unlearned(
         return ""
 
     def loss_over(label: str) -> Interval | None:
-        """Return the interval of the levels minus an anchor's, which was counted on the same tokens."""
+        """Return the interval of the levels minus those of the anchor `label`; None if it was not scored."""
         pairs = []
         for row in scored:
             key = anchor_key(row, counted_on.get(row.run, row))
             anchor = runs.anchors.rows.get((label, *key))
             if anchor is not None:
                 pairs.append((row, anchor))
-        return paired(pairs, runs).interval
+        return mean_difference(pairs, runs).interval
 
     over_frequencies = loss_over(FREQUENCIES)
     if over_frequencies is not None and not over_frequencies.high < 0:
@@ -389,13 +397,13 @@ def unlearned(
 
 
 def has_few_targets(row: Row) -> bool:
-    """Return whether a Hugging Face model has too few scores to say whether it has learned anything."""
+    """Return whether a row is of a Hugging Face model, with too few targets to say whether it has learned."""
     is_little = row.documents < LEAST_DOCUMENTS or row.targets < LEAST_TARGETS
     return is_checkpoint(row.model) and is_little
 
 
 def _unlearned_task(rows: Sequence[Row], runs: ScoredRuns) -> Unlearned:
-    """Return `task` unless a task's rows surely solve it, or nothing is known; else an empty text."""
+    """Return `task` if the rows do not surely solve their task; empty if they do, or without scores."""
     if not rows:
         return ""
     try:

@@ -16,7 +16,7 @@ import numpy as np
 
 from pe_bench.errors import RunError, UserError, require
 from pe_bench.runs.folder import RunFolder, encoding_in, folders_in, folders_of_runs, read_all, read_result
-from pe_bench.runs.rows import BY_RUN, COLUMNS, TASK, Row, grouped, level_of, one_a_run, read_rows
+from pe_bench.runs.rows import BY_RUN, COLUMNS, TASK, Row, grouped, level_of, one_per_run, read_rows
 from pe_bench.runs.scores import Means, compute_means, load_scores, score_file
 from pe_bench.runs.typed import tags_of
 from pe_bench.runs.untrusted import check_files, read_json
@@ -24,20 +24,20 @@ from pe_bench.values import unknown
 
 CHECKPOINT = "hf:"  # begins the name of a checkpoint of Hugging Face
 CONDITION = re.compile(r"\s*([\w.]+)\s*(!=|<=|>=|==?|<|>)\s*(.*?)\s*")
-ORDERS = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
+ORDER_SIGNS = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
 # Columns that follow from others, that have an option for choosing, or that are results: to choose seeds by
 # their results would make any encoding the best.
-NOT_KEYS = (
+NOT_SELECTABLE_COLUMNS = (
     *("control", "protocol", "setting", "status", "reason", "nll", "perplexity", "bits_per_byte"),
     *("context_mean", "targets", "documents", "target_hash", "peak_memory_mb", "stride", "stride_rule"),
     *("target_tokens", "forced", "knows_length", "slice", "judge", "slice_hash"),
     *("accuracy", "exact", "chance", "depth"),
 )
 # Conditions on these columns choose the rows to show; a row that is not shown may still be a baseline.
-SHOWN = ("length", "scored_with")
-SYNONYMS = {"task": "data"}  # keys of a training, and the columns with their values
+SHOWN_ROW_COLUMNS = ("length", "scored_with")
+KEY_SYNONYMS = {"task": "data"}  # keys of a training, and the columns with their values
 # Options that a run takes on the command line, by the keys that set them in a training.
-OPTIONS = {
+OPTIONS_BY_KEY = {
     "threads": "--threads",
     "device": "--device",
     "lengths": "--lengths",
@@ -52,7 +52,7 @@ OPTIONS = {
     "results_dir": "--results-dir",
     "data.path": "--data-path",
 }
-LABELS = ("encoding", "scored_with")  # columns with the labels of encodings, with their options
+LABEL_COLUMNS = ("encoding", "scored_with")  # columns with the labels of encodings, with their options
 
 
 def is_checkpoint(name: object) -> bool:
@@ -72,7 +72,7 @@ def scores_checkpoint(run: RunFolder, name: str) -> bool:
 
 
 def finished_runs(results_dir: Path) -> list[Path]:
-    """Return the runs with a `result.json`, in the order in which they finished."""
+    """Return the folders of the runs with a `result.json`, in the order in which they finished."""
     finish_times: dict[Path, int] = {}
     for run in folders_of_runs(results_dir):
         with suppress(OSError):  # not finished, or not readable, which the reader of its rows reports
@@ -159,7 +159,7 @@ def runs_to_score(
     """
     for condition in where:
         message = f"--where {condition.key} chooses scores, and this command chooses runs: leave it out"
-        require(condition.key not in SHOWN, message)
+        require(condition.key not in SHOWN_ROW_COLUMNS, message)
     if names or where:
         return find_runs(names, results_dir, where, anywhere=not where)
     runs = finished_runs(results_dir)
@@ -198,7 +198,7 @@ def _runs_named(typed: str, results_dir: Path, *, anywhere: bool) -> list[Path]:
 def _advice_for_unknown_name(typed: str) -> str:
     """Return the advice for a name that no run has, such as KEY=VALUE."""
     key, is_key, value = typed.partition("=")
-    option = OPTIONS.get(key.removeprefix("eval."))
+    option = OPTIONS_BY_KEY.get(key.removeprefix("eval."))
     if is_key and option is not None:
         return f"write {option} {shlex.quote(value.strip('[]'))}"
     condition = f"say --where {shlex.quote(typed)}"
@@ -208,7 +208,7 @@ def _advice_for_unknown_name(typed: str) -> str:
 
 
 def _require_finished(run: Path) -> Path:
-    """Return the given run. Raise `UserError` if it is not finished, `RunError` if it is damaged."""
+    """Return `run` itself. Raise `UserError` if it is not finished, `RunError` if it is damaged."""
     way_out = "repeat the command that trained it, and it continues"
     require(read_result(run) is not None, f"{run} is not finished: {way_out}")
     return run
@@ -230,10 +230,10 @@ class Condition:
 
     def holds(self, value: Any) -> bool:
         """Return whether a run with this value of the key meets the condition."""
-        if self.sign in ORDERS:
-            is_ordered = ORDERS[self.sign]
+        if self.sign in ORDER_SIGNS:
+            is_ordered = ORDER_SIGNS[self.sign]
             return is_number(value) and is_ordered(float(value), float(self.values[0]))
-        names = names_of_label(str(value)) if self.key in LABELS else (value,)
+        names = names_of_label(str(value)) if self.key in LABEL_COLUMNS else (value,)
         pairs = product(names, self.values)
         is_equal = any(_matches_pattern(name, pattern) for name, pattern in pairs)
         return is_equal is (self.sign == "=")
@@ -246,13 +246,13 @@ def parse_condition(word: str) -> Condition:
         way_out = "say KEY=VALUE, KEY=VALUE,VALUE, KEY!=VALUE or KEY<NUMBER"
         raise UserError(f"--where '{word}' cannot be read: {way_out}")
     typed_key, typed_sign, text = match.groups()
-    key = SYNONYMS.get(typed_key, typed_key)
+    key = KEY_SYNONYMS.get(typed_key, typed_key)
     sign = typed_sign.replace("==", "=")
     message = f"--where '{word}': {key}{sign} needs a number, and '{text}' is none"
-    require(sign not in ORDERS or is_number(text), message)
+    require(sign not in ORDER_SIGNS or is_number(text), message)
     check_key(key, "--where")
     values = [text]
-    if sign not in ORDERS:
+    if sign not in ORDER_SIGNS:
         values = [value.strip() for value in text.split(",")]
     return Condition(key, sign, tuple(values))
 
@@ -262,7 +262,7 @@ def check_key(key: str, option: str) -> None:
 
     option: the option that named the key, for the message.
     """
-    keys = [column for column in COLUMNS if column not in NOT_KEYS]
+    keys = [column for column in COLUMNS if column not in NOT_SELECTABLE_COLUMNS]
     if "." not in key and key not in keys:
         raise UserError(f"{unknown(key, option, keys)} (or a key of a run's config.yaml)")
 
@@ -307,7 +307,7 @@ OWN_FREQUENCIES = "own-frequencies"
 
 @dataclass(frozen=True)
 class StoredAnchors:
-    """The rows of all anchors."""
+    """The rows and folders of the anchors in a folder of results."""
 
     # Keys: the anchor's name and its `anchor_key`.
     rows: dict[tuple[object, ...], Row] = field(default_factory=dict)
@@ -365,7 +365,7 @@ class ScoredRuns:
 
     @classmethod
     def read(cls, results_dir: Path) -> "ScoredRuns":
-        """Return the runs and the anchors of a folder of results."""
+        """Return the runs and the anchors in a folder of results; files of runs are read when needed."""
         return cls(folders_in(results_dir / "runs"), read_anchors(results_dir / "anchors"))
 
     def value(self, row: Row, key: str) -> Any:
@@ -375,11 +375,11 @@ class ScoredRuns:
         return self.folder_of(row.run).flat_config.get(key)
 
     def select(self, rows: Sequence[Row], where: Sequence[Condition]) -> list[Row]:
-        """Return the rows that meet all conditions; conditions on `SHOWN` columns are passed over.
+        """Return the rows that meet all conditions, without the conditions on `SHOWN_ROW_COLUMNS`.
 
         Raises `UserError` for a key that no run has.
         """
-        chosen = [condition for condition in where if condition.key not in SHOWN]
+        chosen = [condition for condition in where if condition.key not in SHOWN_ROW_COLUMNS]
         for condition in chosen:
             self.require(rows, condition.key, "--where")
 
@@ -390,7 +390,7 @@ class ScoredRuns:
 
     def require(self, rows: Sequence[Row], key: str, option: str) -> None:
         """Raise `UserError` for a key that is no column and that no run's configuration has."""
-        runs = one_a_run(rows)
+        runs = one_per_run(rows)
         if key in COLUMNS or any(self.value(row, key) is not None for row in runs):
             return
         configs = [self.folder_of(row.run).flat_config for row in runs]

@@ -25,7 +25,7 @@ from pe_bench.config.parse import parse_config, to_plain
 from pe_bench.config.schema import NAME, Config
 from pe_bench.errors import RunError, UserError, first_line, require
 from pe_bench.runs.rows import APART, Row, read_rows, write_rows
-from pe_bench.runs.scores import KEY, MEANS, TEXT_SLICES, KeptMeans, read_means
+from pe_bench.runs.scores import KEY, MEANS_FILE, TEXT_SLICES, KeptMeans, read_means
 from pe_bench.runs.typed import eval_command, tags_of
 from pe_bench.runs.untrusted import check_files, parse_mapping, read_json, read_regular
 from pe_bench.system.files import TEMPORARY_PREFIX, Lock, write_text
@@ -35,9 +35,9 @@ from pe_bench.system.version import own_version
 from pe_bench.values import check_type
 
 CONFIG_CHECKSUM = "# made by pe-bench; sha256 of what follows: "  # the first line, with a hash
-ERROR = "error.txt"
-FORMAT = 2  # the version of the format of runs; runs of format 1 have other names and columns
-UNREADABLE = (RunError, OSError, ValueError)
+ERROR_FILE = "error.txt"
+RUN_FORMAT = 2  # the version of the format of runs; runs of format 1 have other names and columns
+UNREADABLE_ERRORS = (RunError, OSError, ValueError)
 
 
 def write_config(run: Path, config: Config, *, resolves: bool = True) -> None:
@@ -66,8 +66,9 @@ def read_config(run: Path) -> Config:
 
 @contextmanager
 def locked(run: Path, *, waits: Callable[[str], None] | None = None) -> Iterator[None]:
-    """Lock a run's folder. waits: called with a message before this waits for another process's lock.
+    """Hold the lock of a run's folder while the context is open.
 
+    waits: called with a message before this waits for another process's lock; None: do not wait.
     Raise `RunError` if another process has the lock and `waits` is None, and for a run that is not safe to
     write to.
     """
@@ -99,14 +100,14 @@ def record_error(run: Path) -> Iterator[None]:
         yield
     except Exception as error:
         with suppress(RunError, OSError):  # the disk may be full
-            write_text(run / ERROR, "".join(traceback.format_exception(error)))
+            write_text(run / ERROR_FILE, "".join(traceback.format_exception(error)))
         raise
-    (run / ERROR).unlink(missing_ok=True)
+    (run / ERROR_FILE).unlink(missing_ok=True)
 
 
 def delete_scores(run: Path) -> None:
     """Delete the scores of weights that are about to be replaced."""
-    for name in ("eval.csv", MEANS):
+    for name in ("eval.csv", MEANS_FILE):
         (run / name).unlink(missing_ok=True)
     shutil.rmtree(run / "scores", ignore_errors=True)
 
@@ -161,14 +162,14 @@ class RunFolder:
     @cached_property
     def flat_config(self) -> dict[str, Any]:
         """Return the run's configuration with keys such as train.lr; empty if it is unreadable."""
-        with suppress(*UNREADABLE):
+        with suppress(*UNREADABLE_ERRORS):
             return flat(self.config)
         return {}
 
     @cached_property
     def first_stage(self) -> FirstStage | None:
         """Return the first stage of a finished run; None if the run is a first stage, or is unreadable."""
-        with suppress(*UNREADABLE):
+        with suppress(*UNREADABLE_ERRORS):
             result = read_json(self.path / "result.json")
             return FirstStage.read(result) if "first_stage" in result else None
         return None
@@ -176,7 +177,7 @@ class RunFolder:
     @cached_property
     def machine(self) -> str:
         """Return the GPU or processor that trained the run and its widest instructions; empty if unknown."""
-        with suppress(*UNREADABLE, KeyError):
+        with suppress(*UNREADABLE_ERRORS, KeyError):
             values = read_json(self.path / "environment.json")
             facts = {name: one_line(str(value)) for name, value in values.items()}
             if facts["device"] != "cpu":
@@ -202,7 +203,7 @@ class RunFolder:
 
     def _log_column(self, name: str) -> list[tuple[int, float]]:
         """Return the numbers of a column of train.csv with their steps; empty for a damaged file."""
-        with suppress(*UNREADABLE, KeyError, csv.Error):
+        with suppress(*UNREADABLE_ERRORS, KeyError, csv.Error):
             text = read_regular(self.path / "train.csv")
             records = list(csv.DictReader(io.StringIO(text, newline="")))
             logged = [record for record in records if record[name]]
@@ -240,14 +241,14 @@ def flat(values: dict[Any, Any], prefix: str = "") -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Gathered:
-    """The rows of all readable runs, in a fixed order."""
+    """The rows of all readable runs, in a fixed order, and a line on each unreadable run."""
 
     rows: list[Row]
     problems: dict[str, str]  # keys: the names of unreadable runs
 
 
 def gather(results_dir: Path) -> Gathered:
-    """Rebuild `results.csv` from every finished run.
+    """Rebuild `results.csv` from every finished run, and return the runs' rows of all targets.
 
     The runs are read under the lock: the process that writes last has seen all runs that finished before.
     """
@@ -324,7 +325,7 @@ def read_unfinished(results_dir: Path) -> list[Unfinished]:
         source = folder.flat_config.get("checkpoint.source")
         if source is None or (run / "result.json").exists():
             continue
-        with suppress(*UNREADABLE):
+        with suppress(*UNREADABLE_ERRORS):
             check_files(run)
             config = parse_config(folder.config)
             wanted = {*config.eval.resolved_lengths(config.train.length)}
@@ -346,7 +347,7 @@ def read_result(run: Path) -> dict[str, Any] | None:
         return None
     except (OSError, ValueError) as error:
         raise RunError(f"{path} is damaged ({error}): delete it and repeat the training command") from error
-    if result.get("format", FORMAT) != FORMAT:
+    if result.get("format", RUN_FORMAT) != RUN_FORMAT:
         raise OtherVersionError(_made_by_another_version([run]))
     return result
 
@@ -366,7 +367,7 @@ def _made_by_another_version(runs: Sequence[Path]) -> str:
 
 def _version_of(run: Path) -> str:
     """Return the version of pe-bench that a run's environment.json names."""
-    with suppress(*UNREADABLE, KeyError, TypeError):
+    with suppress(*UNREADABLE_ERRORS, KeyError, TypeError):
         return one_line(str(read_json(run / "environment.json")["pe_bench"]))
     return "an unknown one"
 
@@ -424,7 +425,7 @@ def state_of(run: Path) -> RunState:
             newest = max((run / "checkpoints").glob("step-*/meta.json"), default=None)
             result = read_json(newest) if newest else {"step": 0}
             total = read_config(run).train.total_steps
-            word = "failed" if (run / ERROR).exists() else "not finished"
+            word = "failed" if (run / ERROR_FILE).exists() else "not finished"
             state = replace(unreadable, state=word, steps=int(result["step"]), total=total)
         loss = result.get("loss")
         if loss is not None:

@@ -64,9 +64,8 @@ def identity(
     """Return the values that decide a run's weights, without values that equal their defaults.
 
     data_hash: the hash of the tokenized text, which is the same in any folder. encoding_options: the options
-    of each part of the encoding, without
-    options that equal the constructors' defaults. A parent is represented by its name when it was trained,
-    even if its folder was renamed.
+    of each part of the encoding, without options that equal the constructors' defaults. A parent is
+    represented by its name when it was trained, even if its folder was renamed.
     """
     train = _changed_values(config.train, TrainConfig())
     train["steps"] = config.train.total_steps
@@ -94,7 +93,7 @@ def run_name(config: Config, identity: dict[str, Any]) -> str:
 def setting(identity: dict[str, Any]) -> str:
     """Return the hash of an identity without encoding and seed: runs with one setting may be compared.
 
-    The parent's name is left out too, because it contains a seed, and the number of parts of a step.
+    Two more values are left out: the parent's name, because it contains a seed, and `micro_batches`.
     """
     parts = {**identity, "train": _without_keys(identity["train"], NOT_SETTING)}
     return hashed(_without_keys(parts, ("encoding", "seed")))

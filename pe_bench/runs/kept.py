@@ -16,7 +16,7 @@ from pe_bench.errors import RunError
 from pe_bench.runs.find import anchor_key, read_anchors
 from pe_bench.runs.folder import RunFolder, read_config, read_result, write_config
 from pe_bench.runs.rows import ALL, TASK, Row, has_number, write_rows
-from pe_bench.runs.scores import MEANS, RECALL, read_tensors, score_file, score_name, write_tensors
+from pe_bench.runs.scores import MEANS_FILE, RECALL, read_tensors, score_file, score_name, write_tensors
 from pe_bench.system.files import replace_folder, write_json
 
 ENVIRONMENT, RESULT = "environment.json", "result.json"
@@ -87,11 +87,11 @@ def _keep_earlier(target: Path, temporary: Path) -> None:
     if not earlier:
         return
     write_rows(temporary / "eval.csv", [*earlier, *RunFolder(temporary).rows])
-    if (target / MEANS).is_file():
-        kept, about = read_tensors(target / MEANS)
-        new, new_facts = read_tensors(temporary / MEANS)
+    if (target / MEANS_FILE).is_file():
+        kept, about = read_tensors(target / MEANS_FILE)
+        new, new_facts = read_tensors(temporary / MEANS_FILE)
         facts = {"means": about["means"] | new_facts["means"], "judges": {}}
-        write_tensors(temporary / MEANS, kept | new, facts)
+        write_tensors(temporary / MEANS_FILE, kept | new, facts)
     for scores in (target / "scores").glob("*"):
         if not (temporary / "scores" / scores.name).exists():
             shutil.copyfile(scores, temporary / "scores" / scores.name)
@@ -108,12 +108,12 @@ def _keep_scores(run: Path, rows: Sequence[Row], target: Path) -> None:
     for row in scored:
         if means.of(row) is None:
             raise RunError(f"{run} has no means by document of {score_name(row)}: pe-bench eval makes them")
-    tensors, facts = read_tensors(run / MEANS)
+    tensors, facts = read_tensors(run / MEANS_FILE)
     wanted = [f"{score_name(row)} {part}" for row, part in product(scored, (ALL, RECALL))]
     names = [name for name in wanted if name in facts["means"]]
     kept = {name: tensors[name].astype(np.float32) for name in names}
     means = {name: facts["means"][name] for name in names}
-    write_tensors(target / MEANS, kept, {"means": means, "judges": {}})
+    write_tensors(target / MEANS_FILE, kept, {"means": means, "judges": {}})
 
 
 def _keep_answers(run: Path, rows: Sequence[Row], target: Path) -> None:

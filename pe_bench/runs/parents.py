@@ -19,12 +19,12 @@ from pe_bench.runs.job import hashed
 from pe_bench.runs.untrusted import read_json
 from pe_bench.values import check_type
 
-KEPT = "source.json"  # the facts of its parent in a run's folder, because the parent may be deleted
-TEXTS = ("label", "setting", "trained_as", "data_hash")  # fields of `Source` that are kept as they are
+PARENT_FILE = "source.json"  # the facts of its parent in a run's folder, because the parent may be deleted
+TEXT_FIELDS = ("label", "setting", "trained_as", "data_hash")  # fields of `Parent` that are kept as they are
 
 
 @dataclass(frozen=True)
-class Source:
+class Parent:
     """A finished run that is the parent of another run."""
 
     run: Path
@@ -38,15 +38,15 @@ class Source:
 
     def to_plain(self) -> dict[str, Any]:
         """Return the facts that a child keeps, as plain values."""
-        facts = {name: getattr(self, name) for name in TEXTS}
+        facts = {name: getattr(self, name) for name in TEXT_FIELDS}
         plain = {"run": str(self.run.resolve()), "config": to_plain(self.config)}
         return {**plain, **facts, "first_stage": asdict(self.first)}
 
     def stage(self, words: str, config: Config, setting: str) -> tuple[str, FirstStage, str]:
         """Return the label, the first stage and the setting of a child, the same for all seeds.
 
-        words: the encoding of the child's stage. config, setting: the configuration and the setting
-        of the child, without its parent.
+        words: the label of the encoding of the child's stage. config, setting: the child's configuration, and
+        its setting as if it had no parent.
         """
         train = config.train
         tokens = _short_count(train.total_steps * train.batch_tokens)
@@ -64,9 +64,9 @@ class Source:
         return label, first, hashed([self.label, self.setting, setting])
 
 
-def find_source(
+def find_parent(
     config: Config, data_hash: str, trained_name: Callable[[Path, Config, Mapping[str, Any]], str]
-) -> Source:
+) -> Parent:
     """Return the parent that a configuration names. Raises `UserError` if no run fits.
 
     The facts of a deleted parent are those that its children in the same results keep, if only one parent
@@ -80,7 +80,7 @@ def find_source(
         else:
             run = find_run(word, Path(config.results_dir))
     except UserError as error:
-        kept = {source.trained_as: source for source in _kept_sources(word, config, data_hash)}
+        kept = {source.trained_as: source for source in _deleted_parents(word, config, data_hash)}
         if len(kept) != 1:
             raise
         return replace(*kept.values(), missing=first_line(error))
@@ -92,7 +92,7 @@ def find_source(
     setting = str(result.get("setting"))
     own_stage = FirstStage(run.name, length, trained.train.total_steps, setting, length)
     first = FirstStage.read(result) or own_stage
-    return Source(
+    return Parent(
         run=run,
         config=trained,
         label=str(result.get("encoding")),
@@ -108,20 +108,20 @@ def _is_condition(word: str) -> bool:
     return has_form and not Path(word).exists()
 
 
-def _kept_sources(word: str, config: Config, data_hash: str) -> Iterator[Source]:
+def _deleted_parents(word: str, config: Config, data_hash: str) -> Iterator[Parent]:
     """Yield the deleted parents of existing runs that a name, path or condition selects."""
     path = Path(word)
     conditions: list[Condition] = []
     if _is_condition(word):
         conditions = [parse_condition(part) for part in word.split(",")]
     runs = Path(config.results_dir) / "runs"
-    for file in sorted(runs.glob(f"*/{KEPT}")):
+    for file in sorted(runs.glob(f"*/{PARENT_FILE}")):
         source = _read_kept(file)
         if source is None or source.run.exists():
             continue
         if conditions:
             is_alike = source.data_hash == data_hash and _is_alike(source.config, config)
-            is_meant = is_alike and all(_source_meets(one, source) for one in conditions)
+            is_meant = is_alike and all(_parent_meets(one, source) for one in conditions)
         elif len(path.parts) > 1:
             is_meant = source.run == path.resolve()
         else:
@@ -130,19 +130,19 @@ def _kept_sources(word: str, config: Config, data_hash: str) -> Iterator[Source]
             yield source
 
 
-def _read_kept(file: Path) -> Source | None:
+def _read_kept(file: Path) -> Parent | None:
     """Read the facts of a run's parent; None for a damaged file."""
     with suppress(RunError, UserError, OSError, ValueError, TypeError, AttributeError, KeyError):
         plain = read_json(file)
         first = FirstStage.read(plain)
-        texts = {name: check_type(plain[name], str, name) for name in TEXTS}
+        texts = {name: check_type(plain[name], str, name) for name in TEXT_FIELDS}
         if first is not None:
             run = Path(str(plain["run"]))
-            return Source(run, parse_config(plain["config"]), first=first, **texts)
+            return Parent(run, parse_config(plain["config"]), first=first, **texts)
     return None
 
 
-def _source_meets(condition: Condition, source: Source) -> bool:
+def _parent_meets(condition: Condition, source: Parent) -> bool:
     """Return whether a deleted parent meets a condition.
 
     False for a condition on anything but its configuration.
@@ -152,9 +152,8 @@ def _source_meets(condition: Condition, source: Source) -> bool:
     return condition.key in values and condition.holds(values[condition.key])
 
 
-def after_source(config: Config, source: Source) -> Config:
-    """Return a configuration that names its parent, with the parent's values of `eval` where the command
-    chose none.
+def with_parent(config: Config, source: Parent) -> Config:
+    """Return a child's configuration: it names the parent, whose `eval` values replace default values.
 
     The parent's name when it was trained contains its identity, so it is known in any folder.
     """
@@ -169,7 +168,11 @@ def after_source(config: Config, source: Source) -> Config:
 
 
 def _run_that_meets(word: str, key: str, config: Config, data_hash: str) -> Path:
-    """Return the only run with the seed, the data and the model of `config` that meets conditions."""
+    """Return the only run with the seed, the data and the model of `config` that meets conditions.
+
+    word: the conditions, separated by commas. key: the key that has them, for messages. Raises `UserError`
+    unless exactly one run fits.
+    """
     where = [parse_condition(part) for part in word.split(",")]
     runs: list[Path] = []
     for run in find_runs([], Path(config.results_dir), where):

@@ -78,7 +78,7 @@ class Row:
 
     @property
     def key(self) -> tuple[str, ...]:
-        """Return the identity of a row: a later row with the same key replaces it."""
+        """Return the values of the columns `KEY` as texts: a later row with the same key replaces it."""
         return tuple(map(str, _KEY_OF(self)))
 
     @property
@@ -118,11 +118,11 @@ COLUMNS = tuple(field.name for field in dataclasses.fields(Row))
 _VALUES_OF = attrgetter(*COLUMNS)
 # The types of each column: one, or two where a cell may be empty.
 _KINDS = {name: typing.get_args(kind) or (kind,) for name, kind in typing.get_type_hints(Row).items()}
-MAYBE_WHOLE = {name for name, kinds in _KINDS.items() if kinds == (int, type(None))}
+NULLABLE_INTEGER_COLUMNS = {name for name, kinds in _KINDS.items() if kinds == (int, type(None))}
 # Columns in the names of files of scores.
 _IN_FILE_NAMES = {"protocol", "control", "target_hash", "score_dtype", "stride_rule"}
-_LEAST = {"train_length": 1, "length": 1, "targets": 1}
-MAX_REMEMBERED = 2**14  # cells: many rows share most of theirs
+_MINIMA = {"train_length": 1, "length": 1, "targets": 1}
+MAX_CACHED_CELLS = 2**14  # cells: many rows share most of theirs
 
 
 def read_rows(path: Path) -> list[Row]:
@@ -161,7 +161,7 @@ def _cell_text(value: object) -> str:
     return "" if value is None else str(value)
 
 
-@lru_cache(maxsize=MAX_REMEMBERED)
+@lru_cache(maxsize=MAX_CACHED_CELLS)
 def read_cell(name: str, text: str) -> Any:
     """Return a column's value from its text, which may be a stranger's.
 
@@ -173,7 +173,7 @@ def read_cell(name: str, text: str) -> Any:
             return None
         with suppress(KeyError, ValueError):
             value = {"True": True, "False": False}[text] if kind is bool else kind(text)
-            if kind is not int or _LEAST.get(name, 0) <= value <= MAX_INTEGER:
+            if kind is not int or _MINIMA.get(name, 0) <= value <= MAX_INTEGER:
                 return value
         raise ValueError(f"{name} is {text!r:.60}, which cannot be")
     if CONTROL_SIGNS.search(text):
@@ -202,22 +202,23 @@ def has_number(row: Row) -> bool:
 
 
 def level_of(row: Row) -> float:
-    """Return a row's level: bits per byte, nats per token, or the share of right examples of a task.
+    """Return the level of a row that has a number: the quantity that tables show and compare.
 
-    It is nats per token if the tokenizer loses text. The row must have a number.
+    It is in bits per byte, or in nats per token if the tokenizer loses text; of a task it is the share of
+    examples without a wrong answer.
     """
     if row.protocol == TASK:
         return cast(float, row.exact)
     return cast(float, row.nll if row.loses_text else row.bits_per_byte)
 
 
-def one_a_run(rows: Iterable[Row]) -> list[Row]:
+def one_per_run(rows: Iterable[Row]) -> list[Row]:
     """Return the last row of each run."""
     return list({row.run: row for row in rows}.values())
 
 
 def is_as_trained(row: Row) -> bool:
-    """Return whether a row is of the trained encoding on unchanged windows."""
+    """Return whether a row was scored with the trained encoding, and not under a control."""
     return row.control == "none" and row.scored_with == row.encoding
 
 

@@ -25,10 +25,10 @@ from pe_bench.runs.untrusted import open_regular
 from pe_bench.system.files import write_atomically
 
 MIN_DOCUMENTS = 20  # the fewest documents for an interval over documents
-MIN_SEGMENT = 64  # targets
+MIN_SEGMENT_TARGETS = 64  # targets
 SCORE_DTYPES = {"nll": np.float32, "document": np.int64, "bytes": np.int64}
-ANSWERS = {"correct": np.float32}  # a fourth tensor, if targets are answers
-MEANS = "means.safetensors"
+ANSWER_DTYPES = {"correct": np.float32}  # a fourth tensor, if targets are answers
+MEANS_FILE = "means.safetensors"
 RECALL, NOVEL, KEY = "recall", "novel", "key"
 NO_BYTES = -1  # the bytes of a target whose text is unknown, because its tokenizer loses text
 TEXT_SLICES = (RECALL, NOVEL)  # slices that follow from the text alone
@@ -84,7 +84,7 @@ class Clusters:
         self.segments = 1
         if len(self.counts) < MIN_DOCUMENTS:
             wanted = math.ceil(MIN_DOCUMENTS / len(self.counts))
-            most = int(self.counts.min()) // MIN_SEGMENT
+            most = int(self.counts.min()) // MIN_SEGMENT_TARGETS
             self.segments = max(1, min(wanted, most))
         if self.segments > 1:
             first_names = self.documents * self.segments
@@ -123,7 +123,7 @@ class Scores:
 
     @property
     def unit(self) -> float:
-        """Return how many nats one unit of the level has: ln 2 for bits, 1 if bytes are unknown."""
+        """Return the nats in one unit of the level: ln 2 for bits, 1 if bytes are unknown."""
         return math.log(2) if self.has_bytes else 1.0
 
     @cached_property
@@ -149,7 +149,9 @@ class Scores:
 
 
 def compute_level(scores: Scores, protocol: str) -> dict[str, float | None]:
-    """Return the columns of a row's level: as in papers, the sum of all nats over the number of tokens.
+    """Return the columns `nll`, `perplexity` and `bits_per_byte` of scores under a protocol.
+
+    As in papers, the NLL is the sum of all nats over the number of tokens.
 
     For `paired`, probes and tasks, all documents count the same, however many targets they have. Bits per
     byte are NaN if the targets have no bytes, and None if their bytes are unknown.
@@ -182,7 +184,7 @@ def perplexity_of(nll: float) -> float:
 
 
 def with_level(row: Row, scores: Scores) -> Row:
-    """Return the row with the level of its scores."""
+    """Return the row with its NLL, perplexity, bits per byte and shares of right answers from its scores."""
     row = replace(row, **compute_level(scores, row.protocol))
     if scores.correct is None:
         return row
@@ -218,7 +220,7 @@ def save_scores(path: Path, scores: Scores) -> None:
     """Write scores to a file, and make its folder if needed."""
     path.parent.mkdir(exist_ok=True)
     tensors: dict[str, np.ndarray] = {}
-    for name in (*SCORE_DTYPES, *ANSWERS):
+    for name in (*SCORE_DTYPES, *ANSWER_DTYPES):
         tensor = getattr(scores, name)
         if tensor is not None:
             tensors[name] = tensor
@@ -231,7 +233,7 @@ def load_scores(path: Path) -> Scores:
     kinds = {name: tensor.dtype for name, tensor in tensors.items()}
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
     count = tensors["nll"].size if "nll" in tensors else 0
-    has_kinds = kinds in (SCORE_DTYPES, SCORE_DTYPES | ANSWERS)
+    has_kinds = kinds in (SCORE_DTYPES, SCORE_DTYPES | ANSWER_DTYPES)
     has_shapes = count > 0 and {*shapes.values()} == {(count,)}
     if not (has_kinds and has_shapes):
         raise RunError(f"{path} is damaged (its tensors, {kinds} and {shapes}, are no scores)")
@@ -273,7 +275,7 @@ def keep_slices(run: Path, masks: Mapping[str, Masks], judge: str = "") -> None:
 
 @dataclass(frozen=True)
 class Means:
-    """The level of a row's scores in each cluster, from which a verdict follows."""
+    """The level of a row's scores in each cluster (a document or a part of one), for intervals."""
 
     names: np.ndarray  # the names of the clusters, int64 [clusters]
     bits: np.ndarray  # bits per byte, float64 [clusters]; nats per token if a tokenizer loses text
@@ -371,7 +373,7 @@ def _level_of_slice(row: Row, means: Means) -> dict[str, float | None]:
 def read_means(run: Path) -> KeptMeans:
     """Read a run's `means.safetensors`; empty for a lost or damaged file."""
     with suppress(Exception):  # a stranger may have written anything
-        tensors, facts = read_tensors(run / MEANS)
+        tensors, facts = read_tensors(run / MEANS_FILE)
         means = {}
         for entry, (level, segments, targets, slice_hash, judge) in facts["means"].items():
             names, bits, *sizes = tensors.pop(entry).astype(np.float64)
@@ -418,4 +420,4 @@ def _write_means(run: Path, rows: Iterable[Row], slices: Masks, judges: Mapping[
                 about = means.targets, means.slice_hash, judges.get(key, "")
                 facts[entry] = means.level, means.segments, *about
     if tensors:
-        write_tensors(run / MEANS, tensors, {"means": facts, "judges": judges})
+        write_tensors(run / MEANS_FILE, tensors, {"means": facts, "judges": judges})

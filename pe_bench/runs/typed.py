@@ -12,26 +12,26 @@ from pe_bench.errors import RunError
 from pe_bench.system.terminal import CONTROL_SIGNS
 
 # A variable, because a launcher may run the jobs of a sweep in processes of their own.
-VARIABLE = "PE_BENCH_COMMAND"
-DEFAULT_FOLDER = Path("results")
-FILE = "commands.json"
-TAGS = "tags.json"
+COMMAND_VARIABLE = "PE_BENCH_COMMAND"
+DEFAULT_RESULTS_DIR = Path("results")
+COMMANDS_FILE = "commands.json"
+TAGS_FILE = "tags.json"
 
 
 def results_option(results_dir: Path) -> str:
     """Return ` --results-dir FOLDER` for a command to type; empty for the default folder."""
-    return "" if results_dir == DEFAULT_FOLDER else f" --results-dir {shlex.quote(str(results_dir))}"
+    return "" if results_dir == DEFAULT_RESULTS_DIR else f" --results-dir {shlex.quote(str(results_dir))}"
 
 
 def eval_command(run: Path) -> str:
-    """Return the command to type that scores a run."""
+    """Return the command that scores a run, in backquotes for a message."""
     name = shlex.quote(run.name)
     return f"`pe-bench eval {name}{results_option(run.parent.parent)}`"
 
 
 def group_of_command() -> str | None:
-    """Return a name for the group of runs of the current command; None if it trains only one."""
-    command = os.environ.get(VARIABLE, "")
+    """Return a name for the group of runs that the current command makes; None if it trains a single run."""
+    command = os.environ.get(COMMAND_VARIABLE, "")
     arguments = shlex.split(command)
     is_sweep = "-m" in arguments or "--multirun" in arguments
     is_single = arguments[1:2] == ["train"] and not is_sweep
@@ -44,14 +44,14 @@ def group_of_command() -> str | None:
 @contextmanager
 def called_with(overrides: Sequence[str]) -> Iterator[None]:
     """Record a Python call of `train` as the command with the same overrides."""
-    is_command = VARIABLE in os.environ
+    is_command = COMMAND_VARIABLE in os.environ
     if not is_command:
-        os.environ[VARIABLE] = shlex.join(["pe-bench", "train", *overrides])
+        os.environ[COMMAND_VARIABLE] = shlex.join(["pe-bench", "train", *overrides])
     try:
         yield
     finally:
         if not is_command:
-            os.environ.pop(VARIABLE, None)
+            os.environ.pop(COMMAND_VARIABLE, None)
 
 
 def record_command(run: Path) -> None:
@@ -61,7 +61,7 @@ def record_command(run: Path) -> None:
     """
     from pe_bench.system.files import write_text  # which `--help` should not wait for
 
-    arguments = shlex.split(os.environ.get(VARIABLE, ""))
+    arguments = shlex.split(os.environ.get(COMMAND_VARIABLE, ""))
     recorded = recorded_commands(run)
     is_eval = arguments[1:2] == ["eval"]
     has_name = len(arguments) > 2 and not arguments[2].startswith("-")
@@ -72,7 +72,7 @@ def record_command(run: Path) -> None:
     command = shlex.join(arguments)
     if command and command not in recorded:
         text = json.dumps([*recorded, command], indent=1, ensure_ascii=False)
-        write_text(run / FILE, f"{text}\n")
+        write_text(run / COMMANDS_FILE, f"{text}\n")
 
 
 def record_tag(run: Path, tag: str | None) -> None:
@@ -86,7 +86,7 @@ def record_tag(run: Path, tag: str | None) -> None:
     new.append(tag)
     if new != tags:
         text = json.dumps(new, ensure_ascii=False)
-        write_text(run / TAGS, f"{text}\n")
+        write_text(run / TAGS_FILE, f"{text}\n")
 
 
 def tags_of(run: Path) -> list[str]:
@@ -95,7 +95,7 @@ def tags_of(run: Path) -> list[str]:
     from pe_bench.runs.untrusted import read_regular  # imports PyYAML, which `--help` should not wait for
 
     with suppress(RunError, OSError, ValueError, RecursionError, TypeError):
-        tags = map(str, json.loads(read_regular(run / TAGS)))
+        tags = map(str, json.loads(read_regular(run / TAGS_FILE)))
         return [tag for tag in tags if NAME.fullmatch(tag)]
     return []
 
@@ -105,13 +105,13 @@ def recorded_commands(run: Path) -> list[str]:
     from pe_bench.runs.untrusted import read_regular  # imports PyYAML, which `--help` should not wait for
 
     with suppress(RunError, OSError, ValueError, RecursionError, TypeError):
-        commands = json.loads(read_regular(run / FILE))
+        commands = json.loads(read_regular(run / COMMANDS_FILE))
         return [command for command in commands if _is_ours(str(command))]
     return []
 
 
 def _is_ours(command: str) -> bool:
-    """Return whether a shell would run only pe-bench: the file may be a stranger's."""
+    """Return whether a shell would run only pe-bench for this command, which may be a stranger's."""
     with suppress(ValueError):
         arguments = shlex.split(command)
         is_quoted = command == shlex.join(arguments)

@@ -36,18 +36,18 @@ from pe_bench.runs.job import Job
 from pe_bench.runs.rows import APART, TASK, Row, read_rows, write_rows
 from pe_bench.runs.scores import Scores, has_whole_scores, save_scores, score_file, with_level
 from pe_bench.scoring.protocols import Plan, batches, inputs, scores_of, targets
-from pe_bench.scoring.slices import keep_derived
+from pe_bench.scoring.slices import write_slices_and_means
 from pe_bench.system.files import remove_leftovers
 from pe_bench.system.machine import utc_now
 from pe_bench.system.terminal import say
 
-VERSION = 1  # the version of the models: raise it when their scores change
+ANCHORS_VERSION = 1  # the version of the models: raise it when their scores change
 BATCH_TOKENS = 2**21
 MIN_MATCH = 3  # tokens
 MAX_MATCH = 32  # longer matches count as this
-MAX_COUNTED = 2**24  # training tokens; more would take longer than scoring does
-MAX_WEIGHED = 2**26  # pairs of tokens that are compared to learn the weights of copying
-NONE = -1  # replaces a token before the window
+MAX_COUNTED_TOKENS = 2**24  # training tokens; more would take longer than scoring does
+MAX_COMPARED_PAIRS = 2**26  # pairs of tokens that are compared to learn the weights of copying
+NO_TOKEN = -1  # replaces a token before the window
 
 Key = tuple[object, ...]
 # Takes the tokens of windows and the token after the last input, int64 [windows, tokens], and an index;
@@ -56,7 +56,7 @@ Probabilities = Callable[[np.ndarray, int], dict[str, np.ndarray]]
 
 
 @dataclass(frozen=True)
-class Counts:
+class NgramCounts:
     """The counts of n-grams, each written as one number."""
 
     keys: np.ndarray  # int64 [n], rising
@@ -68,12 +68,12 @@ class Counts:
         index = np.minimum(places, len(self.keys) - 1)
         return np.where(self.keys[index] == keys, self.counts[index], 0.0)
 
-    def contexts(self, vocab_size: int) -> tuple["Counts", "Counts"]:
+    def contexts(self, vocab_size: int) -> tuple["NgramCounts", "NgramCounts"]:
         """Return the counts of next tokens, and of different next tokens, for keys without the last token."""
         before, first = np.unique(self.keys // vocab_size, return_index=True)
         following = np.add.reduceat(self.counts, first)
         different = np.diff(np.append(first, len(self.keys)))
-        return Counts(before, following), Counts(before, different)
+        return NgramCounts(before, following), NgramCounts(before, different)
 
 
 class Trigram:
@@ -83,7 +83,9 @@ class Trigram:
         self.vocab_size = vocab_size
         pairs = windows[:, :-1] * vocab_size + windows[:, 1:]
         triples = pairs[:, :-1] * vocab_size + windows[:, 2:]
-        self.counts = [Counts(*np.unique(keys, return_counts=True)) for keys in (windows, pairs, triples)]
+        self.counts = [
+            NgramCounts(*np.unique(keys, return_counts=True)) for keys in (windows, pairs, triples)
+        ]
         self.contexts = [counts.contexts(vocab_size) for counts in self.counts]
 
     def frequency(self, token: np.ndarray) -> np.ndarray:
@@ -92,10 +94,10 @@ class Trigram:
         return self._interpolated_probability(0, np.zeros_like(token), token, uniform)
 
     def probability(self, before: np.ndarray, last: np.ndarray, token: np.ndarray) -> np.ndarray:
-        """Return p(token | before, last), float64; both may be `NONE`."""
+        """Return p(token | before, last), float64; both may be `NO_TOKEN`."""
         bigram = self._interpolated_probability(1, last, token, self.frequency(token))
-        is_cut = (before == NONE) | (last == NONE)
-        pair = np.where(is_cut, NONE, before * self.vocab_size + last)
+        is_cut = (before == NO_TOKEN) | (last == NO_TOKEN)
+        pair = np.where(is_cut, NO_TOKEN, before * self.vocab_size + last)
         return self._interpolated_probability(2, pair, token, bigram)
 
     def _interpolated_probability(
@@ -103,7 +105,7 @@ class Trigram:
     ) -> np.ndarray:
         """Return p(token | context) from the probability `lower` by a context that is one token shorter."""
         seen, different = (counts.of(context) for counts in self.contexts[order])
-        keys = np.where(context == NONE, NONE, context * self.vocab_size + token)
+        keys = np.where(context == NO_TOKEN, NO_TOKEN, context * self.vocab_size + token)
         counted = self.counts[order].of(keys)
         total = np.maximum(seen + different, 1.0)
         return np.where(seen > 0, (counted + different * lower) / total, lower)
@@ -114,12 +116,12 @@ def longest_matches(tokens: np.ndarray, first: int) -> tuple[np.ndarray, np.ndar
 
     tokens: of windows, with the token after the last input, [windows, tokens]. Both results are
     int64 [windows, tokens - first]. A match is an earlier occurrence, in the window, of the tokens before the
-    target, and counts at most `MAX_MATCH` tokens. Without a match the token is `NONE` and the length 0.
+    target, and counts at most `MAX_MATCH` tokens. Without a match the token is `NO_TOKEN` and the length 0.
     """
     windows, size = tokens.shape
     compared = tokens[:, :-1]
     matches = np.zeros((windows, size - 1), np.uint8)  # the number of equal tokens that end at each place
-    copied = np.full((windows, size - first), NONE, np.int64)
+    copied = np.full((windows, size - first), NO_TOKEN, np.int64)
     lengths = np.zeros((windows, size - first), np.int64)
     rows = np.arange(windows)
     for target in range(max(2, first - MAX_MATCH), size):
@@ -136,20 +138,20 @@ def longest_matches(tokens: np.ndarray, first: int) -> tuple[np.ndarray, np.ndar
         length = matches[rows, latest].astype(np.int64)
         following = tokens[rows, latest + 1]
         lengths[:, target - first] = length
-        copied[:, target - first] = np.where(length > 0, following, NONE)
+        copied[:, target - first] = np.where(length > 0, following, NO_TOKEN)
     return copied, lengths
 
 
 @dataclass(frozen=True)
 class Anchors:
-    """The three models."""
+    """The three models of this module: token frequencies, trigram and trigram+copy."""
 
     trigram: Trigram
     weights: np.ndarray  # the weight of copying for each length of a match, float64 [MAX_MATCH + 1]
 
     def __call__(self, tokens: np.ndarray, first: int) -> dict[str, np.ndarray]:
         """Return the probabilities of the tokens from index `first` on, as `Probabilities` has them."""
-        padded = np.pad(tokens, ((0, 0), (2, 0)), constant_values=NONE)
+        padded = np.pad(tokens, ((0, 0), (2, 0)), constant_values=NO_TOKEN)
         targets = tokens[:, first:]
         before = padded[:, first:-2]
         last = padded[:, first + 1 : -1]
@@ -162,19 +164,22 @@ class Anchors:
 
 
 def fit_anchors(data: Data, train: TrainConfig, seed: int) -> Anchors:
-    """Count the models in the training windows of a run with this seed, in `MAX_COUNTED` tokens at most."""
+    """Return the anchors, counted in the training windows of a run with this seed.
+
+    At most about `MAX_COUNTED_TOKENS` tokens are counted, in whole steps.
+    """
     drawn = TrainingWindows(data.train, train.length, data.end_of_text)
-    steps = min(train.total_steps, -(-MAX_COUNTED // train.batch_tokens))
+    steps = min(train.total_steps, -(-MAX_COUNTED_TOKENS // train.batch_tokens))
     parts = []
     for step in range(steps):
         parts.append(drawn.batch(train.batch, seed, step).tokens.numpy())
     windows = np.concatenate(parts)
-    weighed = max(1, MAX_WEIGHED // train.length**2)
+    weighed = max(1, MAX_COMPARED_PAIRS // train.length**2)
     return Anchors(Trigram(windows, data.vocab_size), copying_weights(windows[:weighed]))
 
 
 def copying_weights(windows: np.ndarray) -> np.ndarray:
-    """Return how far to trust a copied token, by the length of the match before it [lengths].
+    """Return the weight of a copied token, 0 to 1, by the length of the match before it [MAX_MATCH + 1].
 
     The token after the longest earlier match of the text is copied. Its weight is the share of windows
     [windows, tokens] in which the copy is right, smoothed towards one half for a rare length.
@@ -190,7 +195,7 @@ def copying_weights(windows: np.ndarray) -> np.ndarray:
 
 
 def own_frequencies(data: Data, plan: Plan) -> Probabilities:
-    """Return the frequency of each scored token among the other scored tokens.
+    """Return a function to the frequency of each scored token among the other scored tokens of a plan.
 
     Without the training text, nothing else can be counted. Each token is counted without itself, because with
     few targets it would predict itself, whatever the text. Witten and Bell's interpolation gives a token that
@@ -234,7 +239,7 @@ def _score_missing_plans(
     """Score the plans that the folder of anchors lacks, and write their scores."""
     train = config.train
     is_checkpoint = config.checkpoint is not None
-    counted_on = (VERSION, data.hash, train.length, train.batch, train.total_steps, config.seed)
+    counted_on = (ANCHORS_VERSION, data.hash, train.length, train.batch, train.total_steps, config.seed)
     digest = hashlib.sha256(repr(counted_on).encode()).hexdigest()
     names = {FREQUENCIES: OWN_FREQUENCIES} if is_checkpoint else ANCHOR_NAMES
     anchor_paths: dict[str, Path] = {}
@@ -251,22 +256,22 @@ def _score_missing_plans(
         anchors = fit_anchors(data, train, config.seed)
     for plan in missing:
         probabilities = anchors or own_frequencies(data, plan)
-        for label, scores in _scores_of(probabilities, data, plan).items():
-            row = _row_of_no_model(rows_of_run[_score_key(plan)], anchor_paths[label].name, label)
+        for label, scores in _score_plan(probabilities, data, plan).items():
+            row = _anchor_row(rows_of_run[_score_key(plan)], anchor_paths[label].name, label)
             save_scores(score_file(anchor_paths[label], row), scores)
             kept_rows[label][_score_key(plan)] = with_level(row, scores)
     for label, path in anchor_paths.items():
         rows = sorted(kept_rows[label].values(), key=lambda row: row.order)
         write_rows(path / "eval.csv", rows)
-        keep_derived(path, data, plans, train.length)
+        write_slices_and_means(path, data, plans, train.length)
 
 
 def _score_key(scored: Row | Plan) -> Key:
-    """Return the key of a score among the scores of one anchor."""
+    """Return protocol, stride rule, control, length and target hash: what tells scores of an anchor apart."""
     return scored.protocol, scored.stride_rule, scored.control, scored.length, scored.target_hash
 
 
-def _scores_of(probabilities: Probabilities, data: Data, plan: Plan) -> dict[str, Scores]:
+def _score_plan(probabilities: Probabilities, data: Data, plan: Plan) -> dict[str, Scores]:
     """Return the scores of each model on the targets of a plan, by the tokens of the plan's windows."""
     nll_of_models: dict[str, list[np.ndarray]] = {}
     for batch in batches(plan.windows, BATCH_TOKENS):
@@ -284,7 +289,7 @@ def _scores_of(probabilities: Probabilities, data: Data, plan: Plan) -> dict[str
     return scores
 
 
-def _row_of_no_model(row: Row, name: str, label: str) -> Row:
+def _anchor_row(row: Row, name: str, label: str) -> Row:
     """Return the row of an anchor on the targets of a run's row, without any value of the run's model."""
     row = replace(row, run=name, encoding=label, scored_with=label, forced=False, knows_length=False)
     row = replace(row, model="", setting="", status="ok", reason="", parameters=0, encoding_lr=1.0)

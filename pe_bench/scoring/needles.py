@@ -41,24 +41,24 @@ from pe_bench.scoring.targets import target_blocks, with_half_prefix
 from pe_bench.values import Range, unknown
 
 SPAN, CUE = 32, 16
-ANSWER = SPAN - CUE
+ANSWER_TOKENS = SPAN - CUE
 CHOICES = 8
-MIN_LENGTH = 128
-ProbeLength = Annotated[int, Range(MIN_LENGTH)]
+MIN_PROBE_LENGTH = 128
+ProbeLength = Annotated[int, Range(MIN_PROBE_LENGTH)]
 ProbeDepths = Annotated[int, Range(2, 1_000)]  # more would have the same spans in most windows
 DEFAULT_DEPTHS, DEFAULT_WINDOWS = 5, 64
 # For a Hugging Face model, at each depth: a model of 135 million parameters then takes some nine minutes at
 # 4,096 tokens on two cores, in bfloat16.
-CHECKPOINT_WINDOWS = 8
+HF_MODEL_WINDOWS = 8
 DEFAULT_TIMES = (1, 2, 4, 16)  # the training length
 MAX_SHIFT = 1 / 20  # the largest distance between the wanted depth and a unique span, as a share of the body
 REPLACED = "replaced"  # a control
-FIRST = 1  # index 0 may have the beginning-of-text token of a Hugging Face model
+FIRST_INDEX = 1  # index 0 may have the beginning-of-text token of a Hugging Face model
 
 
 @dataclass(frozen=True)
 class Probe:
-    """The windows that a probe scores."""
+    """The choices of a call of `probe`, from which the plans of its windows follow."""
 
     lengths: Sequence[int] | None = None  # None for the default lengths
     depths: int = DEFAULT_DEPTHS  # the number of depths, evenly spaced
@@ -74,7 +74,7 @@ class Probe:
         if self.lengths:
             return sorted(set(self.lengths))
         usual = [times * train_length for times in DEFAULT_TIMES]
-        return [length for length in usual if length >= MIN_LENGTH] or [MIN_LENGTH]
+        return [length for length in usual if length >= MIN_PROBE_LENGTH] or [MIN_PROBE_LENGTH]
 
     def plans(self, config: Config, evaluation: EvalConfig, data: Data) -> list[Plan]:
         """Return a plan for each length, depth and control. Raise `UserError` for a length past the text."""
@@ -84,7 +84,7 @@ class Probe:
             seed, half = evaluation.seed, evaluation.half
             return [task_plan(data.prompts, length, count, seed, half) for length in lengths]
         assert data.task is None and data.prompts is None, "only text has spans to find"
-        usual = DEFAULT_WINDOWS if config.checkpoint is None else CHECKPOINT_WINDOWS
+        usual = DEFAULT_WINDOWS if config.checkpoint is None else HF_MODEL_WINDOWS
         count = self.windows or usual
         depths = np.linspace(0, 1, self.depths).round(4).tolist()
         plans: list[Plan] = []
@@ -97,17 +97,20 @@ class Probe:
 def needle_plans(
     data: Data, length: int, depth: float, count: int, seed: int, half: Half = "both"
 ) -> list[Plan]:
-    """Return the plan with at most `count` needles at a depth, and its control."""
+    """Return two plans: at most `count` windows with a needle at a depth, and the control `replaced`.
+
+    Raises `UserError` if no window has a unique span at the depth.
+    """
     split = data.validation
     room = length + 1  # room for the body, and after it the span that replaces another
     blocks = target_blocks(split, room, SPAN, count, seed, data.hash, half)
-    first = length - ANSWER
+    first = length - ANSWER_TOKENS
     windows = []
     for document, end in blocks.places:
         start = end - room
         needle = find_needle(split.document(document)[start:end], start, depth)
         if needle is not None:
-            windows.append(Window(document, start, length, first, ANSWER, needle=needle))
+            windows.append(Window(document, start, length, first, ANSWER_TOKENS, needle=needle))
     message = f"no window of {length} tokens has a span at depth {depth:g} that occurs in it only once"
     require(bool(windows), f"{message}: use other data")
     spans = [(window.document, window.start, window.needle) for window in windows]
@@ -131,9 +134,9 @@ def find_needle(tokens: np.ndarray, start: int, depth: float) -> Needle | None:
     """
     last = len(tokens) - 2 * SPAN  # start of a span in the body
     cues = sliding_window_view(tokens, CUE)
-    center = FIRST + round(depth * (last - FIRST))
+    center = FIRST_INDEX + round(depth * (last - FIRST_INDEX))
     shift = max(SPAN, round(MAX_SHIFT * last))
-    lowest = max(FIRST, center - shift)
+    lowest = max(FIRST_INDEX, center - shift)
     highest = min(last, center + shift)
     near = range(lowest, highest + 1)
     nearest = sorted(near, key=lambda index: abs(index - center))
@@ -147,8 +150,8 @@ def find_needle(tokens: np.ndarray, start: int, depth: float) -> Needle | None:
     return Needle(start + index, start + index + CUE, others)
 
 
-def order_of_texts(window: Window) -> tuple[int, ...]:
-    """Return a key for an order in which each window begins like the window before it, as far as possible.
+def text_order_key(window: Window) -> tuple[int, ...]:
+    """Return the sort key by which each window begins like the window before it, as far as possible.
 
     The windows of one text are neighbours: first the text itself, then the text with each needle replaced,
     the last needle first.
@@ -166,7 +169,7 @@ def end_of_body(window: Window) -> int:
 def fed_tokens(windows: Sequence[Window]) -> list[int]:
     """Return the number of tokens that a model is fed for each window, if it reads what windows share once.
 
-    windows: in the order of `order_of_texts`.
+    windows: in the order of `text_order_key`.
     """
     counts = []
     before = None
@@ -178,7 +181,7 @@ def fed_tokens(windows: Sequence[Window]) -> list[int]:
         if text == before:
             first_new = needle.start if needle.replacement is not None else end_of_body(window)
             new = window.start + window.size - first_new
-        counts.append(new + CHOICES * ANSWER)
+        counts.append(new + CHOICES * ANSWER_TOKENS)
         before = text
     return counts
 
@@ -191,7 +194,7 @@ def score_needles(
     sums_WC = nll_WCS.sum(-1, dtype=np.float64)
     least_wrong_W = sums_WC[:, 1:].min(1)
     is_right_W = sums_WC[:, 0] < least_wrong_W
-    correct = np.repeat(is_right_W, ANSWER).astype(np.float32)
+    correct = np.repeat(is_right_W, ANSWER_TOKENS).astype(np.float32)
     return nll_WCS[:, 0].ravel(), correct
 
 
@@ -217,12 +220,12 @@ def windows_of_choices(split: Split, batch: Sequence[Window]) -> Tensor:
 def nll_of_choices(model: LanguageModel, tokens_BCT: Tensor, generator: torch.Generator) -> np.ndarray:
     """Return the NLL of each choice's tokens, float32 [B, C, S]."""
     fed_BCT = tokens_BCT[..., :-1]
-    first = fed_BCT.shape[-1] - ANSWER
+    first = fed_BCT.shape[-1] - ANSWER_TOKENS
     ids = model.encoding.ids(fed_BCT.flatten(0, 1), train=False, generator=generator)
     hidden_NSD = model.ends(fed_BCT, ids, first)
-    targets_N = tokens_BCT[..., -ANSWER:].flatten()
+    targets_N = tokens_BCT[..., -ANSWER_TOKENS:].flatten()
     nll_N = model.nll(hidden_NSD.flatten(0, 1), targets_N).float()
-    return nll_N.cpu().numpy().reshape(*fed_BCT.shape[:2], ANSWER)
+    return nll_N.cpu().numpy().reshape(*fed_BCT.shape[:2], ANSWER_TOKENS)
 
 
 def _is_unique(cues: np.ndarray, index: int) -> bool:
@@ -239,12 +242,12 @@ def _other_spans(cues: np.ndarray, index: int, last: int) -> list[int]:
 
     There are `CHOICES` - 1 of them, or fewer if the body has too few different ends.
     """
-    body = np.arange(FIRST, last + 1)
+    body = np.arange(FIRST_INDEX, last + 1)
     starts: list[int] = []
     endings = {cues[index + CUE].tobytes()}
     for number in range(1, CHOICES):
         wanted = index + number * len(body) // CHOICES
-        for start in np.roll(body, FIRST - wanted).tolist():
+        for start in np.roll(body, FIRST_INDEX - wanted).tolist():
             ending = cues[start + CUE].tobytes()
             if ending not in endings:
                 starts.append(start)

@@ -40,7 +40,7 @@ from pe_bench.values import shown
 
 BEFORE_AN_OPTION = re.compile(r"\s+(?=[\w.]+=)")  # a value may hold spaces
 AUTO, FIXED = "auto", "fixed"
-MAX_NUMBERS = 8  # the most numbers of an option that a label spells
+MAX_LABEL_NUMBERS = 8  # the most numbers of an option that a label spells
 
 
 class Requested(NamedTuple):
@@ -53,7 +53,7 @@ class Requested(NamedTuple):
 
     def giving(self, option: str, value: Any) -> "Requested":
         """Return the requested encoding with one more option."""
-        text = f"{self.text} {option}={spelled(value)}"
+        text = f"{self.text} {option}={option_text(value)}"
         return self._replace(text=text, options={**self.options, option: value})
 
 
@@ -100,7 +100,7 @@ def _read_requested(text: str, search: Sequence[Path]) -> Requested:
     return Requested(" ".join([name, *options]), base, names, values)
 
 
-def spelled(value: Any) -> str:
+def option_text(value: Any) -> str:
     """Return a number, or a list of numbers, as the value of an option that is typed."""
     if isinstance(value, float):
         return f"{value:g}"
@@ -234,27 +234,27 @@ def _shapes_of_tensors(encoding: EncodingSpec, n_layers: int) -> dict[str, list[
     return {name: list(tensor.shape) for name, tensor in weights.items()}
 
 
-def declared(part: PartSpec, attribute: str) -> str:
-    """Return the option named by the class attribute `attribute` of a part; empty if the part lacks it."""
+def declared_option(part: PartSpec, attribute: str) -> str:
+    """Return the option that a class attribute names, such as `window_factor`; empty if a part lacks it."""
     option = getattr(part.encoding_class, attribute)
     return option if option in part.values else ""
 
 
 def _label_with_factor(encoding: EncodingSpec) -> str:
     """Return the label of an encoding, with `factor=auto` if each window has its own factor."""
-    label = with_short_lists(encoding)
-    option = declared(encoding.base, "window_factor")
+    label = label_with_short_lists(encoding)
+    option = declared_option(encoding.base, "window_factor")
     if not option or encoding.values[option] is not None:
         return label
     name, _, options = label.partition(" ")
     return f"{name} {option}={AUTO} {options}".rstrip()
 
 
-def with_short_lists(spec: EncodingSpec) -> str:
+def label_with_short_lists(spec: EncodingSpec) -> str:
     """Return the label of an encoding, with a hash in place of a long list of searched numbers."""
-    option = declared(spec.base, "searched")
+    option = declared_option(spec.base, "searched")
     value = spec.base.options.get(option) or ()
-    if len(value) <= MAX_NUMBERS:
+    if len(value) <= MAX_LABEL_NUMBERS:
         return spec.label
     short = hashlib.sha256(str(value).encode()).hexdigest()[:4]
     return spec.label.replace(f"{option}={value}", f"{option}@{short}")
@@ -271,7 +271,7 @@ def _compose_requested(requested: Requested, trained: Config, trained_with: Enco
     config = replace(trained, train=train, search=search)
     chosen = choose_encoding(base or "nope", requested.modifiers, search)
     if base:
-        option = declared(PartSpec(chosen, search), "window_factor")
+        option = declared_option(PartSpec(chosen, search), "window_factor")
         values = full_options(requested, chosen)
     else:
         option = ""
@@ -311,9 +311,10 @@ def fixed_factor(evaluation: EvalConfig, train_length: int) -> float:
 
 
 def full_options(requested: Requested, chosen: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `factor=4` as `encoding.factor` and 4, also for an option that no part has.
+    """Return the typed options by full keys: `factor=4` as `{"encoding.factor": 4}`.
 
-    chosen: the requested encoding, before its options have values.
+    An option that no part has gets a key too, for the error later. chosen: the requested encoding, before its
+    options have values.
     """
     name = requested.base or next(iter(requested.modifiers), "")
     prefix = "encoding" if requested.base else f"encoding.modifiers.{name}"
@@ -334,9 +335,9 @@ def _given_keys(values: Mapping[str, Any]) -> set[str]:
 
 
 def with_shared_options(part: PartSpec, trained: PartSpec, keys: set[str]) -> dict[str, Any]:
-    """Return a part's values, with the trained value of each shared option that is not given.
+    """Return a part's values, with the trained value of each option that both parts have.
 
-    keys: of the given options.
+    keys: full keys of the options that were given; these keep their values.
     """
     before = {**trained.values, **trained.encoding_class.implied(trained.options)}
     shared = {}

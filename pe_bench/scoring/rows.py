@@ -17,21 +17,21 @@ from pe_bench.runs.scores import has_whole_scores, load_scores, save_scores, sco
 from pe_bench.scoring.needles import REPLACED
 from pe_bench.scoring.protocols import Plan, scores_of
 from pe_bench.scoring.scorer import Scored, Scorer, ScoreWatcher
-from pe_bench.scoring.slices import keep_derived
+from pe_bench.scoring.slices import write_slices_and_means
 from pe_bench.system.cost import Pace, expect
 from pe_bench.system.machine import cores_of, device_name, git_commit, utc_now
 from pe_bench.system.terminal import Bars, say
 from pe_bench.system.version import own_version
 
 # Scores with these states are tried again: there may be more memory, or the encoding's file may be mended.
-TRIED_AGAIN = ("out_of_memory", "failed")
+RETRIED_STATUSES = ("out_of_memory", "failed")
 # The columns of a row with values of its plan, of the measurement, and of its job.
-OF_PLAN = (
+PLAN_COLUMNS = (
     *("length", "protocol", "control", "stride", "stride_rule", "context_mean", "targets", "target_tokens"),
     *("documents", "target_hash", "chance", "depth"),
 )
-MEASURED = ("nll", "perplexity", "bits_per_byte", "peak_memory_mb")
-OF_JOB = ("scored_with", "forced", "setting", "train_dtype", "threads")
+MEASURED_COLUMNS = ("nll", "perplexity", "bits_per_byte", "peak_memory_mb")
+JOB_COLUMNS = ("scored_with", "forced", "setting", "train_dtype", "threads")
 
 
 def score(
@@ -89,7 +89,10 @@ def _operations(job: Job, parameters: int, length: int) -> float:
 
 
 def _with_cost(job: Job, plans: Sequence[Plan], watch: ScoreWatcher, later: int) -> ScoreWatcher:
-    """Return a watcher that also tells the cost of the plans, under this encoding and later ones."""
+    """Return `watch`, extended: once the pace is known, it also announces how long all scoring will take.
+
+    later: the number of encodings that the plans will be scored with after this.
+    """
     total = operations(job, plans) * (1 + later)
     done = 0.0
     pace = Pace()
@@ -154,7 +157,7 @@ def evaluate(
         kept[row.key] = row
         write_rows(path, sorted(kept.values(), key=lambda row: row.order))
         watch(plan, None)
-    keep_derived(job.folder, job.data, plans, job.config.first_length)
+    write_slices_and_means(job.folder, job.data, plans, job.config.first_length)
     return [kept[row.key] for row in rows]
 
 
@@ -198,7 +201,7 @@ def row_key(job: Job, plan: Plan) -> tuple[str, ...]:
 
 def _is_scored(run: Path, row: Row | None) -> bool:
     """Return whether a row can be kept: it has a lasting status, and its scores are whole."""
-    if row is None or row.status in TRIED_AGAIN:
+    if row is None or row.status in RETRIED_STATUSES:
         return False
     return row.status != "ok" or has_whole_scores(run, row)
 
@@ -221,13 +224,13 @@ def _scored_row(job: Job, plan: Plan, scored: Scored) -> Row:
 
 
 def _empty_row(job: Job, plan: Plan) -> Row:
-    """Return a row with all values that are known before scoring."""
-    plan_values = {name: getattr(plan, name) for name in OF_PLAN}
-    job_values = {name: getattr(job, name) for name in OF_JOB}
+    """Return a row with the values that are known before scoring, and None in `MEASURED_COLUMNS`."""
+    plan_values = {name: getattr(plan, name) for name in PLAN_COLUMNS}
+    job_values = {name: getattr(job, name) for name in JOB_COLUMNS}
     return Row(
         **plan_values,
         **job_values,
-        **dict.fromkeys(MEASURED),
+        **dict.fromkeys(MEASURED_COLUMNS),
         **_model_values(job),
         **_environment_columns(job),
         run=job.folder.name,

@@ -23,16 +23,16 @@ from pe_bench.errors import RunError, first_line
 from pe_bench.model.checks import describe_user_code_error, find_lookahead, is_users_own
 from pe_bench.model.decoder import LanguageModel, derive_seed
 from pe_bench.runs.rows import POSITIONS, PROBE
-from pe_bench.scoring.needles import fed_tokens, order_of_texts, score_needles
+from pe_bench.scoring.needles import fed_tokens, score_needles, text_order_key
 from pe_bench.scoring.protocols import Plan, Window, batches, inputs, targets, with_donors
 from pe_bench.system.machine import PeakMemory, adapt_threads, is_out_of_memory
 from pe_bench.system.signals import INTERRUPTIONS
 
 # If at most this share of a window's tokens is scored, the last layer computes only the queries of these.
 MAX_SHARE_OF_QUERIES = 1 / 4
-SHARING = ("nonoverlapping", POSITIONS)
-PAUSE = 1  # omp_pause_soft
-NOTHING = np.empty(0, np.float32)
+SHARING_PROTOCOLS = ("nonoverlapping", POSITIONS)
+OMP_PAUSE_KIND = 1  # omp_pause_soft
+NO_SCORES = np.empty(0, np.float32)
 
 # Called with a plan and the finished share of it, which is above 1 while other plans are scored together with
 # the plan, and with None when the plan is finished.
@@ -42,8 +42,8 @@ ScoreWatcher = Callable[[Plan, float | None], None]
 class Scored(NamedTuple):
     """The scores of a plan's targets, in the order of its windows; or the reason why there are none."""
 
-    nll: np.ndarray = NOTHING  # nats, float32
-    correct: np.ndarray = NOTHING  # 1 for each right target and 0 for others, float32, if there are answers
+    nll: np.ndarray = NO_SCORES  # nats, float32
+    correct: np.ndarray = NO_SCORES  # 1 for each right target and 0 for others, float32, if there are answers
     peak_memory_mb: float | None = None  # the peak in passes of the plan's length; None without such a pass
     status: str = "ok"
     reason: str = ""
@@ -90,7 +90,7 @@ class Scorer:
     def _score_together(self, plans: Sequence[Plan]) -> Iterator[tuple[Plan, Scored]]:
         """Yield each plan of a probe at one length with its scores; windows are scored text by text."""
         windows = [window for plan in plans for window in plan.windows]
-        order = sorted(range(len(windows)), key=lambda index: order_of_texts(windows[index]))
+        order = sorted(range(len(windows)), key=lambda index: text_order_key(windows[index]))
         together = replace(plans[0], windows=[windows[index] for index in order])
         finished = np.cumsum([0, *fed_tokens(together.windows)])
         plans_by_window = len(plans) * finished / finished[-1]
@@ -117,7 +117,7 @@ class Scorer:
             yield plan, scored._replace(nll=own_nll, correct=own_correct)
 
     def _score_or_reason(self, plan: Plan) -> Scored:
-        if reason := why_not(plan, self.model):
+        if reason := why_control_is_empty(plan, self.model):
             return Scored(status="undefined", reason=reason)
         try:
             problem = self._find_lookahead(plan)
@@ -169,15 +169,15 @@ class Scorer:
         return Scored(np.concatenate(parts), peak_memory_mb=peak.mb if ran_at_length else None)
 
     def _can_share_prefixes(self, plan: Plan) -> bool:
-        return plan.protocol in SHARING and "prefix_consistent" in self.model.encoding.claims
+        return plan.protocol in SHARING_PROTOCOLS and "prefix_consistent" in self.model.encoding.claims
 
     def _nll_from_start(self, window: Window) -> np.ndarray:
         """Return the kept NLLs of a window that begins like this window; empty if none is kept."""
-        return self._from_start.get((window.document, window.start), NOTHING)
+        return self._from_start.get((window.document, window.start), NO_SCORES)
 
     def _score_windows(self, plan: Plan) -> tuple[np.ndarray, np.ndarray]:
         """Return the NLL of each scored target, and for answers 1 for each right target and 0 for others."""
-        parts = [(NOTHING, NOTHING)]
+        parts = [(NO_SCORES, NO_SCORES)]
         done = 0
         device = self.model.device.type
         dtype = getattr(torch, self.evaluation.precision)
@@ -217,7 +217,7 @@ class Scorer:
         scored_ND = hidden_BTD[:, first : first + batch[0].targets].flatten(0, 1)
         targets_N = targets(split, batch).flatten().to(device)
         if plan.examples is None:
-            return _as_array(model.nll(scored_ND, targets_N)), NOTHING
+            return _as_array(model.nll(scored_ND, targets_N)), NO_SCORES
         is_answer = plan.examples.is_answer[[window.document for window in batch]]
         index = torch.from_numpy(np.flatnonzero(is_answer)).to(device)
         scored_ND = scored_ND[index]
@@ -251,19 +251,19 @@ def flush_denormals() -> Iterator[None]:
 
 
 def _renew_threads() -> None:
-    """Have OpenMP end its threads; without OpenMP, or with an old version, they go on."""
+    """End OpenMP's threads, which start again when needed; nothing without OpenMP or with an old version."""
     library = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
     with suppress(OSError, AttributeError):
-        ctypes.CDLL(str(library)).omp_pause_resource_all(PAUSE)
+        ctypes.CDLL(str(library)).omp_pause_resource_all(OMP_PAUSE_KIND)
 
 
 # Controls that show nothing
 
 
-def why_not(plan: Plan, model: LanguageModel) -> str:
-    """Return the reason not to score a control, which would show nothing.
+def why_control_is_empty(plan: Plan, model: LanguageModel) -> str:
+    """Return the reason why scoring a control would show nothing.
 
-    Empty for a control to score, and for a plan that is not a control.
+    Empty for a control that shows something, and for a plan that is not a control.
     """
     if plan.control == "window" and is_windowed(model.encoding, model.n_layers, plan.length):
         return "the encoding is windowed itself"

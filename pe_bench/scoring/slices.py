@@ -32,15 +32,15 @@ from pe_bench.runs.scores import KEY, NOVEL, RECALL, Masks, keep_slices, load_sc
 from pe_bench.scoring.protocols import Plan
 from pe_bench.scoring.targets import TargetBlocks, tokens_in_a_part
 
-MIN_BYTES = 8  # the fewest bytes of an n-gram
-NONE = -1  # in place of a missing index
-MIN_GAIN = 2.0  # nats
-MAX_LOSS = 2.0  # nats
-OPTION = "--key-tokens-of"
-MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # odd: of a polynomial in the ids of an n-gram, modulo 2**64
+MIN_NGRAM_BYTES = 8  # the fewest bytes of an n-gram
+NO_INDEX = -1  # in place of a missing index
+MIN_KEY_GAIN = 2.0  # nats
+MAX_KEY_LOSS = 2.0  # nats
+KEY_TOKENS_OPTION = "--key-tokens-of"
+HASH_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # odd: of a polynomial in the ids of an n-gram, modulo 2**64
 
 
-def keep_derived(run: Path, data: Data, plans: Sequence[Plan], train_length: int) -> None:
+def write_slices_and_means(run: Path, data: Data, plans: Sequence[Plan], train_length: int) -> None:
     """Write the slices of the plans' targets, and the means of a run's scores over them.
 
     Only the holder of the run's lock may call this.
@@ -64,7 +64,7 @@ def text_slices(split: Split, blocks: TargetBlocks, train_length: int) -> Masks:
     offset = np.arange(blocks.target_tokens)
     recall = []
     novel = []
-    begins = np.flatnonzero(np.diff(blocks.document, prepend=NONE))
+    begins = np.flatnonzero(np.diff(blocks.document, prepend=NO_INDEX))
     ends_by_document = np.split(blocks.end, begins[1:])
     for document, ends in zip(blocks.document[begins], ends_by_document, strict=True):
         block = ends[:, None] - blocks.target_tokens
@@ -75,7 +75,7 @@ def text_slices(split: Split, blocks: TargetBlocks, train_length: int) -> Masks:
         read = slice(start, start + int(ends.max()))
         tokens = split.tokens[read]
         source, begin = find_sources(tokens, split.byte_ends[read])
-        has_source = (source[target] != NONE) & (begin[target] >= window)
+        has_source = (source[target] != NO_INDEX) & (begin[target] >= window)
         is_far = has_source & (target - source[target] > train_length)
         recall.append(is_far & (tokens[source[target]] == tokens[target]))
         novel.append(~has_source)
@@ -86,17 +86,18 @@ def find_sources(tokens: np.ndarray, byte_ends: np.ndarray) -> tuple[np.ndarray,
     """Return the last earlier occurrence of the n-gram before each token [tokens] of a text.
 
     The first array has the index of the token that follows the n-gram there, the second the index of the
-    n-gram's first token; both are int64 [tokens], and `NONE` without an occurrence. byte_ends: of each token.
+    n-gram's first token; both are int64 [tokens], and `NO_INDEX` without an occurrence. byte_ends: the number
+    of bytes of the text up to the end of each token.
     """
     before = np.concatenate([[0], byte_ends[:-1]]).astype(np.int64)
-    begin = np.searchsorted(before, before - MIN_BYTES, side="right") - 1
-    after = np.flatnonzero(begin != NONE)  # tokens that have an n-gram before them
+    begin = np.searchsorted(before, before - MIN_NGRAM_BYTES, side="right") - 1
+    after = np.flatnonzero(begin != NO_INDEX)  # tokens that have an n-gram before them
     key = _ngram_hashes(tokens, after, after - begin[after])
     order = np.argsort(key, kind="stable")  # equal n-grams become neighbours, in the order of the text
     is_same = key[order[1:]] == key[order[:-1]]
-    source = np.full(len(tokens), NONE, np.int64)
-    source[after[order[1:]]] = np.where(is_same, after[order[:-1]], NONE)
-    return source, np.where(source == NONE, NONE, begin[source])
+    source = np.full(len(tokens), NO_INDEX, np.int64)
+    source[after[order[1:]]] = np.where(is_same, after[order[:-1]], NO_INDEX)
+    return source, np.where(source == NO_INDEX, NO_INDEX, begin[source])
 
 
 def _ngram_hashes(tokens: np.ndarray, index: np.ndarray, sizes: np.ndarray) -> np.ndarray:
@@ -104,28 +105,31 @@ def _ngram_hashes(tokens: np.ndarray, index: np.ndarray, sizes: np.ndarray) -> n
     ids = tokens.astype(np.uint64)
     key = sizes.astype(np.uint64)
     for back in range(1, int(sizes.max(initial=0)) + 1):
-        longer = key * MULTIPLIER + ids[index - np.minimum(back, sizes)]
+        longer = key * HASH_MULTIPLIER + ids[index - np.minimum(back, sizes)]
         key = np.where(back <= sizes, longer, key)
     return key
 
 
 def key_slices(judge: Path, plans: Sequence[Plan], train_length: int) -> Mapping[str, Masks]:
-    """Return the masks of key targets by the scores of the run `judge`, by the hash of each set.
+    """Return the mask of key targets for each set of targets, by its hash; the run `judge` decides.
 
     A set that is scored at no length beyond the training length is left out. Raise `UserError` for a run
     without scores of these targets, and for a run by which no target is key.
     """
     paired = [plan for plan in plans if plan.blocks is not None]
-    require(bool(paired), f"{OPTION} works with --protocol paired alone: leave one of them out")
+    require(bool(paired), f"{KEY_TOKENS_OPTION} works with --protocol paired alone: leave one of them out")
     masks: dict[str, Masks] = {}
     for plan in paired:
         if plan.blocks is not None and plan.length > train_length and plan.target_hash not in masks:
             masks[plan.target_hash] = {KEY: _key_mask(judge, plan.blocks, train_length)}
-    message = f"{OPTION} needs a length beyond the training length {train_length}: add it with --lengths"
+    message = (
+        f"{KEY_TOKENS_OPTION} needs a length beyond the training length {train_length}: add it with --lengths"
+    )
     require(bool(masks), message)
     message = (
-        f"{OPTION} {judge.name}: no target is key to it: the loss of none falls by more than {MIN_GAIN:g} "
-        f"nats to below {MAX_LOSS:g} beyond {train_length} tokens; name a run that uses far context"
+        f"{KEY_TOKENS_OPTION} {judge.name}: no target is key to it: the loss of none falls by more than "
+        f"{MIN_KEY_GAIN:g} nats to below {MAX_KEY_LOSS:g} beyond {train_length} tokens; "
+        "name a run that uses far context"
     )
     require(any(mask[KEY].any() for mask in masks.values()), message)
     return masks
@@ -143,7 +147,7 @@ def _key_mask(judge: Path, blocks: TargetBlocks, train_length: int) -> np.ndarra
         options = f"--max-length {longest} --targets {len(blocks)}"
         targets = f"on the same targets ({blocks.hash}), with the same data and tokenizer"
         needed = f"it needs scores at {train_length} and {longest} {targets}"
-        raise UserError(f"{OPTION} {judge.name}: {needed}: `{command} {options}`")
+        raise UserError(f"{KEY_TOKENS_OPTION} {judge.name}: {needed}: `{command} {options}`")
     short = load_scores(score_file(judge, scored[train_length])).nll
     long = load_scores(score_file(judge, scored[longest])).nll
-    return (short - long > MIN_GAIN) & (long < MAX_LOSS)
+    return (short - long > MIN_KEY_GAIN) & (long < MAX_KEY_LOSS)

@@ -24,22 +24,22 @@ from pe_bench.runs.job import Job, identity, run_name
 from pe_bench.runs.scores import RECALL
 from pe_bench.scoring.other_encodings import (
     Requested,
-    declared,
+    declared_option,
     full_options,
+    label_with_short_lists,
     with_shared_options,
-    with_short_lists,
 )
 from pe_bench.scoring.protocols import paired_plan
 from pe_bench.scoring.scorer import Scorer
 from pe_bench.scoring.slices import text_slices
 from pe_bench.scoring.targets import TargetBlocks, target_blocks
 
-SECTIONS = ("model", "data", "tokenizer", "train")  # the sections that a later stage takes over
+INHERITED_SECTIONS = ("model", "data", "tokenizer", "train")  # the sections that a later stage takes over
 # Keys of `train` that each stage has for itself.
-OF_STAGE = ("length", "steps", "tokens", "batch_tokens", "warmup_steps", "from", "beside", "source", "only")
-BLOCKS = 16
-ROUNDS = 40  # rounds of a search after the first guesses
-SPREAD = 0.15  # the spread of the logarithm of a value, from one round to the next
+STAGE_KEYS = ("length", "steps", "tokens", "batch_tokens", "warmup_steps", "from", "beside", "source", "only")
+SEARCH_BLOCKS = 16
+SEARCH_ROUNDS = 40  # rounds of a search after the first guesses
+SEARCH_SPREAD = 0.15  # the spread of the logarithm of a value, from one round to the next
 
 
 def with_factor(requested: Requested, factor: float, search: Sequence[Path]) -> Requested:
@@ -51,15 +51,15 @@ def with_factor(requested: Requested, factor: float, search: Sequence[Path]) -> 
 
 
 def option_to_give(requested: Requested, search: Sequence[Path], attribute: str) -> str:
-    """Return the option named by the class attribute `attribute` of a part of the encoding.
+    """Return the name of the option to add to a requested encoding; empty if no part has it or it is given.
 
-    Empty if no part has the option, or it is given.
+    attribute: the class attribute that names the option, such as `window_factor`.
     """
     chosen = choose_encoding(requested.base or "nope", requested.modifiers, search)
     spec = EncodingSpec(chosen, tuple(search))
     typed = {key.rpartition(".")[2] for key in requested.options}
     for part in (spec.base, *spec.modifiers.values()):
-        option = declared(part, attribute)
+        option = declared_option(part, attribute)
         if option and option not in typed:
             return option
     return ""
@@ -82,24 +82,24 @@ def modifiers_of(trained: Config) -> list[str]:
     return [*(trained.encoding.get("modifiers") or {})]
 
 
-def name_of(config: Config) -> str:
-    """Return the name of a configuration's encoding with the options that were chosen."""
-    return with_short_lists(EncodingSpec(config.encoding, config.search))
+def encoding_label(config: Config) -> str:
+    """Return the label of a configuration's encoding: its name with the options that were chosen."""
+    return label_with_short_lists(EncodingSpec(config.encoding, config.search))
 
 
-def own_choice(trained: Config) -> list[str]:
+def encoding_overrides(trained: Config) -> list[str]:
     """Return the overrides that choose the encoding of a trained run."""
     modifiers = ",".join(modifiers_of(trained))
     return [f"encoding={trained.encoding['name']}", f"modifier=[{modifiers}]"]
 
 
-def own_values(trained: Config) -> dict[str, Any]:
+def inherited_values(trained: Config) -> dict[str, Any]:
     """Return the values of a trained run by their keys, without the keys that each stage has for itself."""
     plain = to_plain(trained)
     values_by_key: dict[str, Any] = {}
-    for section in SECTIONS:
+    for section in INHERITED_SECTIONS:
         values_by_key |= {f"{section}.{key}": value for key, value in plain[section].items()}
-    for key in OF_STAGE:
+    for key in STAGE_KEYS:
         del values_by_key[f"train.{key}"]
     spec = EncodingSpec(trained.encoding, trained.search)
     for part in (spec.base, *spec.modifiers.values()):
@@ -149,7 +149,7 @@ def after_training(spec: EncodingSpec, trained: Config, length: int) -> Encoding
         return with_shared_options(part, PartSpec(options), given)
 
     values = continued_values(spec.base, before.base)
-    option = declared(spec.base, "window_factor")
+    option = declared_option(spec.base, "window_factor")
     if option and values[option] is None:
         values[option] = max(1.0, length / values["train_length"])
     modifiers = {}
@@ -196,8 +196,8 @@ def stage_label(spec: EncodingSpec, trained: Config | None) -> str:
         alike = [name for name, value in spec.base.options.items() if shared.get(name) == value]
         derived = [*(spec.values.get("derived") or []), *alike, "train_length"]
         spec = EncodingSpec({**spec.values, "derived": derived}, spec.search)
-    label = with_short_lists(spec)
-    option = declared(spec.base, "window_factor")
+    label = label_with_short_lists(spec)
+    option = declared_option(spec.base, "window_factor")
     factor = spec.values.get(option)
     return label if factor is None else label.replace(f"{option}={factor}", f"x{factor:g}")
 
@@ -208,7 +208,7 @@ def blocks_to_search_on(config: Config, split: Split, data_hash: str, length: in
     trained = config.train.length
     longest = max(length, trained, evaluation.resolved_max_length(trained))
     size = evaluation.resolved_target_tokens(trained)
-    count = evaluation.targets + BLOCKS
+    count = evaluation.targets + SEARCH_BLOCKS
     blocks = target_blocks(split, longest, size, count, evaluation.seed, data_hash, evaluation.half)
     return blocks.chosen(blocks.turn >= evaluation.targets)
 
@@ -217,7 +217,8 @@ def search_option(job: Job, requested: Requested, option: str, length: int) -> S
     """Return the value of a searched option with the least loss at a length, of recall targets if any.
 
     The search begins with the best guess of the option's class, and changes the best value at random, from a
-    fixed seed, `ROUNDS` times. job: with trained weights. Raises `RunError` if a value cannot be scored.
+    fixed seed, `SEARCH_ROUNDS` times. job: with trained weights. Raises `RunError` if a value cannot be
+    scored, `UserError` if no text is left to search on.
     """
     config = job.config
     split = job.data.validation
@@ -245,9 +246,9 @@ def search_option(job: Job, requested: Requested, option: str, length: int) -> S
     random = np.random.default_rng(0)
     guesses = part.encoding_class.guesses(part.options, length)
     losses = {tuple(guess): loss_with(guess) for guess in guesses}
-    for _ in range(ROUNDS):
+    for _ in range(SEARCH_ROUNDS):
         best = np.array(min(losses, key=losses.__getitem__))
-        steps = SPREAD * random.standard_normal(len(best))
+        steps = SEARCH_SPREAD * random.standard_normal(len(best))
         is_changed = random.random(len(best)) < 0.5
         changed = best * np.exp(steps * is_changed)
         rising = np.maximum.accumulate(np.round(changed, 2).clip(min=1))

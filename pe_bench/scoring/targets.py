@@ -15,7 +15,7 @@ from pe_bench.config.schema import Half
 from pe_bench.data.packed import Split
 from pe_bench.errors import require
 
-PART = 8  # a window scores at most its length / PART tokens, so that they see nearly the same
+PART_DIVISOR = 8  # a window scores at most its length / PART_DIVISOR tokens, so that they see nearly the same
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,14 +63,14 @@ def with_half_prefix(target_hash: str, half: Half) -> str:
 
 def tokens_in_a_part(target_tokens: int, length: int) -> int:
     """Return the number of a block's tokens that a window of this length scores, a divisor of the block."""
-    most = max(1, length // PART)
+    most = max(1, length // PART_DIVISOR)
     return max(divisor for divisor in _divisors(target_tokens) if divisor <= most)
 
 
 def tokens_needed(max_length: int, target_tokens: int) -> int:
-    """Return how many tokens, up to a block's end, the block's windows need at lengths up to `max_length`."""
+    """Return the number of tokens before a block's end that windows of up to `max_length` tokens need."""
     # Windows begin furthest back at the longest length, or just below a length at which parts grow.
-    lengths = [max_length, *(PART * size - 1 for size in _divisors(target_tokens))]
+    lengths = [max_length, *(PART_DIVISOR * size - 1 for size in _divisors(target_tokens))]
     possible = [length for length in lengths if length <= max_length]
     before = [length - tokens_in_a_part(target_tokens, length) for length in possible]
     return target_tokens + max(before)

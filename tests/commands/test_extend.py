@@ -128,12 +128,12 @@ def test_what_a_method_searches_is_searched_once(
         [table] = pe_bench.extend("rope", "2x", encoding, results_dir=folder / "results").tables
         return [line.label for line in table.lines if line.label != "rope"]
 
-    monkeypatch.setattr(stages, "ROUNDS", 4)
+    monkeypatch.setattr(stages, "SEARCH_ROUNDS", 4)
     assert begin("encoding=rope", *SCORED).code == 0
     [searched] = labels()
     assert searched.startswith(label)
-    monkeypatch.setattr(stages, "ROUNDS", -1)
-    monkeypatch.setattr(stages, "BLOCKS", 0)  # nothing to search on
+    monkeypatch.setattr(stages, "SEARCH_ROUNDS", -1)
+    monkeypatch.setattr(stages, "SEARCH_BLOCKS", 0)  # nothing to search on
     assert labels() == [searched]
 
 

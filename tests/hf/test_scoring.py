@@ -21,7 +21,7 @@ from pe_bench.model.decoder import LanguageModel
 from pe_bench.runs.folder import read_config
 from pe_bench.runs.rows import Row, read_rows
 from pe_bench.runs.scores import load_scores, score_file
-from pe_bench.scoring.needles import ANSWER, CHECKPOINT_WINDOWS
+from pe_bench.scoring.needles import ANSWER_TOKENS, HF_MODEL_WINDOWS
 
 
 @pytest.mark.parametrize(
@@ -210,14 +210,14 @@ def test_a_probe_of_a_checkpoint_has_few_windows_and_says_a_shared_option_once(
     options = ("--lengths", "128", "--depths", "2", "--with", "yarn factor=2")
     assert call("probe", "far", *options).code == 0
     [rows] = rows_of(tmp_path).values()
-    assert {row.targets for row in rows} == {CHECKPOINT_WINDOWS * ANSWER}
+    assert {row.targets for row in rows} == {HF_MODEL_WINDOWS * ANSWER_TOKENS}
     done = call("probe", "far", *options, "--with", "yarn factor=2 base=10000", "--json")
     labels = {line["label"] for line in json.loads(done.out)["probes"][0]["lines"]}
     yarn = "rope base=50000.0 -> yarn factor=2.0"
     assert labels == {"rope base=50000.0", yarn, f"{yarn} base=50000.0"}
     assert call("probe", "far", *options, "--windows", "3").code == 0
     rows = [row for each in rows_of(tmp_path).values() for row in each]
-    assert {row.targets for row in rows} == {CHECKPOINT_WINDOWS * ANSWER, 3 * ANSWER}
+    assert {row.targets for row in rows} == {HF_MODEL_WINDOWS * ANSWER_TOKENS, 3 * ANSWER_TOKENS}
 
 
 def test_a_probe_reads_each_text_once_and_has_the_scores_of_each_window_alone(

@@ -15,7 +15,7 @@ from pe_bench.inspection.resolve import resolve
 from pe_bench.render.paper import styles_of
 
 
-def scores(*arguments: str, length: int = 1_024) -> curves.Scores:
+def scores(*arguments: str, length: int = 1_024) -> curves.AttentionCurves:
     subject = one(*arguments)
     return curves.scores_by_distance(subject, subject.encoding.layer(0), length)
 
@@ -80,7 +80,7 @@ def test_wavelengths_are_those_of_the_window():
 
 
 def test_layers_that_differ_are_shown_apart_and_alike_ones_once():
-    kinds = [curves.kinds(one(name).encoding, 4) for name in ("rope", "deberta", "swan")]
+    kinds = [curves.layer_kinds(one(name).encoding, 4) for name in ("rope", "deberta", "swan")]
     assert kinds == [[(0, 1, 2, 3)], [(0, 1, 2, 3)], [(0,), (1, 2, 3)]]
 
 

@@ -18,7 +18,7 @@ from matplotlib.transforms import Bbox
 from support.results import add_run
 
 from pe_bench.config.groups import names_in
-from pe_bench.render.paper import COLOURS, COMMON, inline_svg, styles_of
+from pe_bench.render.paper import COLOURS, COMMON_LABELS, inline_svg, styles_of
 from pe_bench.report.build import build_tables
 from pe_bench.report.curves import MAX_TITLE, chart_of
 from pe_bench.report.draw import draw, plot_tables, spread_apart
@@ -247,11 +247,11 @@ def test_ticks_of_the_page_s_axis_keep_their_decimals_and_coordinates_have_two()
 
 def test_colours_follow_names_and_those_that_would_share_one_differ_where_there_are_enough() -> None:
     names = names_in("encoding")
-    alone = {name: styles_of([name])[name] for name in [*names, *COMMON]}
-    assert styles_of(COMMON) == {name: alone[name] for name in COMMON}
-    assert len({alone[name].colour for name in COMMON}) == len(COLOURS)
+    alone = {name: styles_of([name])[name] for name in [*names, *COMMON_LABELS]}
+    assert styles_of(COMMON_LABELS) == {name: alone[name] for name in COMMON_LABELS}
+    assert len({alone[name].colour for name in COMMON_LABELS}) == len(COLOURS)
     for name in names:
-        assert styles_of([*COMMON[:3], name])["rope"] == alone["rope"], name
+        assert styles_of([*COMMON_LABELS[:3], name])["rope"] == alone["rope"], name
     first, second = next((a, b) for a in names for b in names if a < b and alone[a].colour == alone[b].colour)
     together = styles_of([second, first])
     assert together[first].colour == alone[first].colour != together[second].colour

@@ -19,7 +19,14 @@ from pe_bench.model.decoder import LanguageModel
 from pe_bench.render.grid import to_markdown
 from pe_bench.report.build import build_report, probes_of_rows
 from pe_bench.report.page import to_html
-from pe_bench.report.probes import Found, ProbeTable, grid_of, judge_finding, share_interval, show_probes
+from pe_bench.report.probes import (
+    ProbeNumbers,
+    ProbeTable,
+    grid_of,
+    judge_finding,
+    share_interval,
+    show_probes,
+)
 from pe_bench.runs.folder import folders_in
 from pe_bench.runs.rows import Row
 from pe_bench.runs.scores import score_file
@@ -69,9 +76,9 @@ def only_table(results: Path) -> ProbeTable:
     return table
 
 
-def found_at(table: ProbeTable, label: str, length: int, depth: float | None = None) -> Found:
+def found_at(table: ProbeTable, label: str, length: int, depth: float | None = None) -> ProbeNumbers:
     found = next(line for line in table.lines if line.label == label).found[length, depth]
-    assert isinstance(found, Found)
+    assert isinstance(found, ProbeNumbers)
     return found
 
 

@@ -11,7 +11,7 @@ from support.results import ROW, add_run
 from support.tables import BREAKING, bits_at, line_of, only, printed
 
 from pe_bench.config.schema import LOSES_TEXT
-from pe_bench.report.columns import details_of, short
+from pe_bench.report.columns import detail_grids, short_grid
 from pe_bench.report.curves import chart_of
 from pe_bench.report.notes import meanings
 from pe_bench.report.statistics import paired_interval
@@ -82,10 +82,10 @@ def test_a_level_is_shown_only_beside_levels_on_the_same_targets(tmp_path: Path)
         assert [point.x for point in curves["rope"].points] == [128, 160, 256, 2048]
         other = curves["rope -> pi (forced)"]
         assert (other.points, chart.remark(other)) == ((), "(other targets)")
-    for other in (*details_of(table), short(only(tmp_path, baseline="rope"))):
+    for other in (*detail_grids(table), short_grid(only(tmp_path, baseline="rope"))):
         texts = [cell.text for row in other.rows for cell in row]
         assert "1.979" not in texts
-    against = short(only(tmp_path, baseline="rope"))
+    against = short_grid(only(tmp_path, baseline="rope"))
     at = [column.heading for column in against.columns].index("128")
     marks = {row[0].text: row[at].text + row[at].mark for row in against.rows}
     assert marks["rope -> pi (forced)"] == "0.000~" and marks["alibi"] == "0.000"

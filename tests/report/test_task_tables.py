@@ -12,7 +12,7 @@ from pe_bench.report.columns import to_frame, to_latex, to_markdown
 from pe_bench.report.groups import Selection
 from pe_bench.report.page import to_html
 from pe_bench.report.records import Answers
-from pe_bench.report.verdicts import judge_answers, share_answers
+from pe_bench.report.verdicts import answers_from_shares, judge_answers
 
 TRAINED = 32
 
@@ -42,11 +42,11 @@ def test_a_verdict_is_a_sure_claim(
 def test_an_interval_of_shares_stays_within_0_and_1_and_grows_with_what_seeds_differ() -> None:
     for count, verdict in ((10, "unclear"), (128, "solves")):
         right = np.ones((3, count))
-        assert judge_answers(share_answers(right, right, CHANCE)) == verdict
+        assert judge_answers(answers_from_shares(right, right, CHANCE)) == verdict
     right = np.repeat([[1.0], [1.0], [0.0]], 128, axis=1)
-    found = share_answers(right, right, CHANCE).exact
+    found = answers_from_shares(right, right, CHANCE).exact
     assert (found.low, found.high) == (0.0, 1.0)
-    alike = share_answers(right[:2], right[:2], CHANCE).exact
+    alike = answers_from_shares(right[:2], right[:2], CHANCE).exact
     assert 0.95 < alike.low < 1 == alike.high
 
 
@@ -103,6 +103,6 @@ def test_a_baseline_shows_differences_of_which_more_is_better(tmp_path: Path) ->
 
 def test_answers_that_are_all_alike_have_wilsons_interval_at_95_percent() -> None:
     z, count = 1.959964, 128
-    right, wrong = (share_answers(*[np.full((1, count), share)] * 2, CHANCE) for share in (1.0, 0.0))
+    right, wrong = (answers_from_shares(*[np.full((1, count), share)] * 2, CHANCE) for share in (1.0, 0.0))
     assert (right.exact.low, right.exact.high) == pytest.approx((count / (count + z**2), 1.0))
     assert (wrong.accuracy.low, wrong.accuracy.high) == pytest.approx((0.0, z**2 / (count + z**2)))

@@ -9,7 +9,7 @@ from support.results import add_run
 from pe_bench.cli import program
 from pe_bench.runs.folder import RunFolder, folders_in
 from pe_bench.runs.rows import read_rows
-from pe_bench.runs.typed import VARIABLE, called_with, record_command, recorded_commands
+from pe_bench.runs.typed import COMMAND_VARIABLE, called_with, record_command, recorded_commands
 
 
 def test_each_file_is_read_once_and_what_cannot_be_read_is_empty(tmp_path: Path) -> None:
@@ -31,12 +31,12 @@ def test_each_file_is_read_once_and_what_cannot_be_read_is_empty(tmp_path: Path)
 
 
 def test_a_command_is_kept_once_exactly_as_typed(tmp_path, monkeypatch):
-    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.delenv(COMMAND_VARIABLE, raising=False)
     run = tmp_path / "rope-s0-1a2b3c4d"
     run.mkdir()
     record_command(run)
     assert list(run.iterdir()) == [] and recorded_commands(run) == []
-    monkeypatch.setenv(VARIABLE, "")
+    monkeypatch.setenv(COMMAND_VARIABLE, "")
     kept = []
     swept, scored = "train -m encoding=rope,alibi 'data.path=a folder'", "eval rope-s0 --with 'yarn factor=4'"
     for typed, command in [
@@ -46,21 +46,21 @@ def test_a_command_is_kept_once_exactly_as_typed(tmp_path, monkeypatch):
         ("eval", "eval rope-s0-1a2b3c4d"),
         ("eval --lengths 512", "eval rope-s0-1a2b3c4d --lengths 512"),
     ]:
-        monkeypatch.setenv(VARIABLE, f"pe-bench {typed}")
+        monkeypatch.setenv(COMMAND_VARIABLE, f"pe-bench {typed}")
         record_command(run)
         record_command(run)
         kept.append(f"pe-bench {command}")
         assert recorded_commands(run) == kept
     assert program.run(["eval", "rope-s0", "--with", "yarn factor=4", "--mistyped"]) == 2
-    assert os.environ[VARIABLE] == f"pe-bench {scored} --mistyped", "a word with a blank stays one"
+    assert os.environ[COMMAND_VARIABLE] == f"pe-bench {scored} --mistyped", "a word with a blank stays one"
     harmful = ("rm -rf ~", "pe-bench train; rm -rf ~", "pe-bench $(rm -rf ~)", "pe-bench '\x1b'")
     (run / "commands.json").write_text(json.dumps([*kept, *harmful, 7, None]))
     assert recorded_commands(run) == kept, "a stranger may have written others"
     for text in ("{", '{"a": 1}', "null"):
         (run / "commands.json").write_text(text)
         assert recorded_commands(run) == []
-    monkeypatch.delenv(VARIABLE)
+    monkeypatch.delenv(COMMAND_VARIABLE)
     with called_with(["encoding=rope", "data.path=a folder"]):  # by a Python program
         record_command(tmp_path)
     assert recorded_commands(tmp_path) == ["pe-bench train encoding=rope 'data.path=a folder'"]
-    assert VARIABLE not in os.environ
+    assert COMMAND_VARIABLE not in os.environ

@@ -19,7 +19,7 @@ from pe_bench.runs.folder import RunFolder, delete_scores, gather
 from pe_bench.runs.rows import Row, read_rows
 from pe_bench.runs.scores import (
     KEY,
-    MEANS,
+    MEANS_FILE,
     NOVEL,
     RECALL,
     Scores,
@@ -151,7 +151,7 @@ def test_a_report_from_kept_means_is_the_same_to_the_last_bit_and_reads_no_score
     def lines() -> list[object]:
         return [table.lines for table in build_tables(run.parent.parent)]
 
-    (run / MEANS).unlink()
+    (run / MEANS_FILE).unlink()
     from_scores = lines()
     for folder in run.parent.iterdir():
         keep_slices(folder, {})
@@ -161,7 +161,7 @@ def test_a_report_from_kept_means_is_the_same_to_the_last_bit_and_reads_no_score
     with pytest.raises(AssertionError):
         lines()
     delete_scores(run)
-    assert not (run / MEANS).exists()
+    assert not (run / MEANS_FILE).exists()
 
 
 def test_a_slice_has_the_numbers_of_its_targets_alone_and_the_length_without_a_number_none(run: Path) -> None:
@@ -200,11 +200,11 @@ def test_results_csv_has_the_rows_of_all_slices_and_the_runs_own_file_those_of_a
     sizes = [("all", TARGETS), (RECALL, 7), (NOVEL, 30)]
     assert gathered() == sorted((length, *size) for length in LEVELS for size in sizes)
     assert {row.slice for row in rows_of(run)} == {"all"}
-    tensors, facts = read_tensors(run / MEANS)
+    tensors, facts = read_tensors(run / MEANS_FILE)
     infinite = {entry: [*about[:2], math.inf, *about[3:]] for entry, about in facts["means"].items()}
-    write_tensors(run / MEANS, tensors, {**facts, "means": infinite})
+    write_tensors(run / MEANS_FILE, tensors, {**facts, "means": infinite})
     assert not read_means(run).means, "impossible or truncated means are ignored"
-    os.truncate(run / MEANS, 50)
+    os.truncate(run / MEANS_FILE, 50)
     assert {row[1] for row in gathered()} == {"all"}
 
 

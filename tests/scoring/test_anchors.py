@@ -12,7 +12,7 @@ from pe_bench.runs.find import COPYING, FREQUENCIES, TRIGRAM
 from pe_bench.scoring.anchors import (
     MAX_MATCH,
     MIN_MATCH,
-    NONE,
+    NO_TOKEN,
     Trigram,
     copying_weights,
     fit_anchors,
@@ -32,7 +32,7 @@ def trigram_of(text: str, letters: str) -> Trigram:
 
 def matches_by_search(tokens: list[int], target: int) -> tuple[int, int]:
     """Return the token after the longest, latest match before a target, and the match's length."""
-    best, copied = 0, NONE
+    best, copied = 0, NO_TOKEN
     for place in range(1, target):
         length = 0
         most = min(place, MAX_MATCH)
@@ -56,7 +56,7 @@ def test_a_trigram_is_what_a_calculation_by_hand_gives() -> None:
     # After cb there was nothing: the bigram. After c, and before any token, the frequencies.
     assert model.probability(c, b, a)[0] == pytest.approx(bigram)
     assert model.probability(a, c, a)[0] == pytest.approx(frequency["a"])
-    none = np.array([NONE])
+    none = np.array([NO_TOKEN])
     assert model.probability(none, none, a)[0] == pytest.approx(frequency["a"])
     assert model.probability(none, b, a)[0] == pytest.approx(bigram)
 
@@ -79,7 +79,9 @@ def test_what_is_counted_are_the_very_windows_that_the_seed_trains_on(monkeypatc
     first, other = (fit_anchors(DATA, TRAIN, seed).trigram.counts[0] for seed in (5, 6))
     assert np.array_equal(first.of(np.arange(VOCABULARY)), np.bincount(windows.ravel(), minlength=VOCABULARY))
     assert not np.array_equal(first.counts, other.counts)
-    monkeypatch.setattr("pe_bench.scoring.anchors.MAX_COUNTED", 1)  # of many, those of the first steps alone
+    monkeypatch.setattr(
+        "pe_bench.scoring.anchors.MAX_COUNTED_TOKENS", 1
+    )  # of many, those of the first steps alone
     assert fit_anchors(DATA, TRAIN, 5).trigram.counts[0].counts.sum() == windows[: TRAIN.batch].size
 
 

@@ -8,7 +8,7 @@ import pytest
 from support.needles import Copying, probe_data, scored_probe
 
 from pe_bench.scoring.needles import (
-    ANSWER,
+    ANSWER_TOKENS,
     CHOICES,
     CUE,
     REPLACED,
@@ -17,7 +17,7 @@ from pe_bench.scoring.needles import (
     fed_tokens,
     find_needle,
     needle_plans,
-    order_of_texts,
+    text_order_key,
     windows_of_choices,
 )
 
@@ -39,7 +39,7 @@ def test_a_window_has_its_length_ends_with_the_cue_and_has_the_span_at_its_depth
     assert (plan.control, control.control) == ("none", REPLACED) and plan.target_hash == control.target_hash
     found, replaced = (windows_of_choices(DATA.validation, each.windows).numpy() for each in (plan, control))
     assert found.shape == (10, CHOICES, length + 1)
-    body = length + 1 - SPAN - ANSWER + CUE
+    body = length + 1 - SPAN - ANSWER_TOKENS + CUE
     for tokens, others, window in zip(found, replaced, plan.windows, strict=True):
         assert window.needle is not None
         place = window.needle.start - window.start
@@ -47,8 +47,8 @@ def test_a_window_has_its_length_ends_with_the_cue_and_has_the_span_at_its_depth
         assert place == pytest.approx(depth * (body - SPAN), abs=2)
         assert np.array_equal(tokens[0, body:], span), "the right answer comes first"
         assert (tokens[:, : body + CUE] == tokens[0, : body + CUE]).all(), "the answers alone differ"
-        assert len({answer.tobytes() for answer in tokens[:, -ANSWER:]}) == CHOICES
-        assert all(occurrences(answer, tokens[0, :body]) for answer in tokens[:, -ANSWER:])
+        assert len({answer.tobytes() for answer in tokens[:, -ANSWER_TOKENS:]}) == CHOICES
+        assert all(occurrences(answer, tokens[0, :body]) for answer in tokens[:, -ANSWER_TOKENS:])
         assert np.array_equal(others[:, body:], tokens[:, body:])
         assert occurrences(span[:CUE], others[0, :body]) == occurrences(span[CUE:], others[0, :body]) == 0
         text, other = (np.delete(one[0], range(place, place + SPAN)) for one in (tokens, others))
@@ -83,12 +83,12 @@ def test_in_the_order_of_texts_a_window_differs_from_the_one_before_only_in_the_
     for depth in (0.0, 0.25, 0.5, 0.75, 1.0):
         for plan in needle_plans(DATA, 400, depth, 3, seed=0):
             windows += plan.windows
-    windows.sort(key=order_of_texts)
-    texts = windows_of_choices(DATA.validation, windows).numpy()[:, 0, :-ANSWER]
+    windows.sort(key=text_order_key)
+    texts = windows_of_choices(DATA.validation, windows).numpy()[:, 0, :-ANSWER_TOKENS]
     fed = fed_tokens(windows)
     total = 0
     for before, text, window, count in zip(texts, texts[1:], windows[1:], fed[1:], strict=False):
-        shared = window.size - (count - CHOICES * ANSWER)
+        shared = window.size - (count - CHOICES * ANSWER_TOKENS)
         assert np.array_equal(text[:shared], before[:shared])
         total += shared
     assert total > 0.55 * sum(window.size for window in windows)

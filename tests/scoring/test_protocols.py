@@ -18,7 +18,7 @@ from pe_bench.scoring.protocols import (
     scores_of,
     sliding_plan,
 )
-from pe_bench.scoring.stages import BLOCKS, blocks_to_search_on
+from pe_bench.scoring.stages import SEARCH_BLOCKS, blocks_to_search_on
 from pe_bench.scoring.targets import TargetBlocks, scored_documents, target_blocks
 
 EVERY_TARGET_BUT_THE_FIRST = [
@@ -168,6 +168,6 @@ def test_options_are_searched_on_blocks_that_no_run_is_scored_on(half: Half) -> 
     searched = blocks_to_search_on(config, split, "x", 32)
     scored = target_blocks(split, 64, 4, 30, evaluation.seed, "x", half)
     places = [set(zip(blocks.document, blocks.end, strict=True)) for blocks in (searched, scored)]
-    assert len(searched) == BLOCKS and len(scored) == 30 and not places[0] & places[1]
+    assert len(searched) == SEARCH_BLOCKS and len(scored) == 30 and not places[0] & places[1]
     halved = target_blocks(split, 64, 4, 10**6, evaluation.seed, "x", half)
     assert set(searched.document) <= set(halved.document)

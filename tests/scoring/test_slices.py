@@ -25,7 +25,7 @@ from pe_bench.runs.scores import (
 )
 from pe_bench.scoring.plans import make_plans
 from pe_bench.scoring.protocols import Plan, paired_plan
-from pe_bench.scoring.slices import MIN_BYTES, key_slices, text_slices
+from pe_bench.scoring.slices import MIN_NGRAM_BYTES, key_slices, text_slices
 from pe_bench.scoring.targets import TargetBlocks, target_blocks
 
 TRAIN_LENGTH, LONGEST = 16, 96
@@ -58,7 +58,9 @@ def by_definition(split: Split, blocks: TargetBlocks, train_length: int) -> tupl
         begin = int(split.starts[window.document])
         sizes = np.diff(split.byte_ends[begin : begin + len(tokens)].astype(int), prepend=0)
         for target in range(window.start + window.size - window.targets, window.start + window.size):
-            size = next((n for n in range(1, target + 1) if sizes[target - n : target].sum() >= MIN_BYTES), 0)
+            size = next(
+                (n for n in range(1, target + 1) if sizes[target - n : target].sum() >= MIN_NGRAM_BYTES), 0
+            )
             run_up = tokens[target - size : target]
             places = range(window.start + size, target) if size else ()
             source = max((place for place in places if tokens[place - size : place] == run_up), default=None)

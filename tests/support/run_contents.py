@@ -8,7 +8,7 @@ from safetensors.numpy import load_file
 from support.commands import files_in
 
 from pe_bench.runs.folder import CONFIG_CHECKSUM
-from pe_bench.runs.scores import MEANS
+from pe_bench.runs.scores import MEANS_FILE
 
 CHANGING_LINES = (
     "results_dir",
@@ -28,7 +28,7 @@ def _content(path: Path) -> object:
     if path.suffix == ".csv":
         with path.open() as file:
             return [_lasting(row) for row in csv.DictReader(file)]
-    if path.name == MEANS:
+    if path.name == MEANS_FILE:
         return {key: value.tobytes() for key, value in load_file(path).items()}
     if path.suffix == ".safetensors":
         return path.read_bytes()

@@ -49,7 +49,7 @@ class Explanation:
 
     def __str__(self) -> str:
         tables = [table.draw for table in explanation_tables(self)]
-        return grid.text_of(lambda console: grid.show(tables, console))
+        return grid.printed_text(lambda console: grid.show(tables, console))
 
     def plot(self, path: str | Path) -> None:
         """Draw the effects and measures of each layer into a .png, .svg or .pdf file.

@@ -20,7 +20,7 @@ from pe_bench.commands.reproduce.papers import (
 )
 from pe_bench.commands.reproduce.study import StudyStep
 from pe_bench.config.schema import quarter_of
-from pe_bench.report.lines import Source, make_record
+from pe_bench.report.lines import TableRows, make_record
 from pe_bench.report.records import BreakPoint, ContextUse, Number, Record, Unlearned, label_of
 from pe_bench.report.statistics import (
     MARGIN,
@@ -32,15 +32,15 @@ from pe_bench.report.verdicts import (
     Pair,
     TaskVerdict,
     answers_of,
+    difference_of_changes,
     find_break_point,
     judge_answers,
     judge_context,
-    paired,
-    paired_changes,
+    mean_difference,
     pairs_of,
     rank_sets,
     unlearned,
-    why_open_within,
+    why_context_use_stays_open,
 )
 from pe_bench.runs.find import ScoredRuns, read_anchors
 from pe_bench.runs.folder import folders_in
@@ -247,7 +247,7 @@ class Measurements:
         changes = self.changes(series, length, protocol, since)
         if part != ALL:
             changes = self._of_slice(changes, part)
-        return paired(changes, self._runs, NOT_SCORED)
+        return mean_difference(changes, self._runs, NOT_SCORED)
 
     def _of_slice(self, changes: Sequence[Pair], part: str) -> list[Pair]:
         """Return the changes restricted to a slice; changes whose rows lack the slice are left out."""
@@ -268,7 +268,7 @@ class Measurements:
         if not swaps and not windows:
             return None
         within = self.change(series, quarter_of(self.length), "paired")
-        why_open = why_open_within(self.length, within, MARGIN)
+        why_open = why_context_use_stays_open(self.length, within, MARGIN)
         rows = self.rows_at(series, length, "paired")
         trained = self.rows_at(series, self.length, "paired")
         return judge_context(rows, [*swaps, *windows], trained, why_open, MARGIN, self._runs)
@@ -302,7 +302,7 @@ class Measurements:
         rows = self._rows_of(series, protocol)
         trained = [row for row in self.as_trained(series) if row.protocol == protocol]
         first = [row for row in trained if row.length == self.length]
-        source = Source(rows, rows, rank_sets(rows), self._runs, MARGIN, self.length)
+        source = TableRows(rows, rows, rank_sets(rows), self._runs, MARGIN, self.length)
         records = {}
         for length, rows_at in sorted(grouped(rows, lambda row: row.length).items()):
             records[length] = make_record(rows_at, first, {}, source, has_verdict=True)
@@ -313,7 +313,7 @@ class Measurements:
         of, than = series_of(claim)
         first = self.rows_at(of, length, claim.protocol)
         second = self.rows_at(than, length, claim.protocol)
-        return paired(pairs_of(first, second, BY_SEED), self._runs, NOT_SCORED)
+        return mean_difference(pairs_of(first, second, BY_SEED), self._runs, NOT_SCORED)
 
     def difference_of_changes(self, claim: Claim, length: int) -> Number:
         """Return the change of the first series minus the change of the second, seed by seed."""
@@ -325,7 +325,7 @@ class Measurements:
             return Number(missing=NOT_SCORED)
         first = [ours[seed] for seed in seeds]
         second = [theirs[seed] for seed in seeds]
-        return paired_changes(first, second, self._runs)
+        return difference_of_changes(first, second, self._runs)
 
     @staticmethod
     def _by_seed(changes: Iterable[Pair]) -> dict[int, Pair]:
@@ -338,7 +338,7 @@ class Measurements:
         kinds: the protocol and the control of the first windows, then of the second.
         """
         first, second = (self.rows_at(series, length, *kind) for kind in kinds)
-        return paired(pairs_of(first, second), self._runs, NOT_SCORED)
+        return mean_difference(pairs_of(first, second), self._runs, NOT_SCORED)
 
     def task_result(self, series: Series, length: int) -> tuple[Interval, TaskVerdict] | None:
         """Return the share of a task's right examples, and the verdict on the task; None without a score."""

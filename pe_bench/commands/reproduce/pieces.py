@@ -20,7 +20,7 @@ from pe_bench.errors import RunError, UserError, require
 from pe_bench.runs.folder import RunFolder
 from pe_bench.runs.kept import keep_anchors, keep_run
 from pe_bench.runs.rows import Row
-from pe_bench.runs.scores import MEANS
+from pe_bench.runs.scores import MEANS_FILE
 from pe_bench.runs.untrusted import read_json
 from pe_bench.system.files import write_json
 from pe_bench.values import check_type
@@ -135,7 +135,7 @@ class StoredPieces:
         for piece in pieces:
             for run in piece.runs:
                 folder = RunFolder(self.folder / "runs" / run)
-                has_means = (folder.path / MEANS).is_file()
+                has_means = (folder.path / MEANS_FILE).is_file()
                 has_scores = has_means or (folder.path / "scores").is_dir()
                 message = f"{folder.path} of {piece} is missing or damaged: restore it from git"
                 require(bool(folder.rows) and has_scores, message)

@@ -21,7 +21,7 @@ from pe_bench.encodings.base import LayerEncoding, PositionalEncoding, Side
 from pe_bench.encodings.compose import Composition, leaves_of
 from pe_bench.encodings.spec import EncodingSpec
 from pe_bench.errors import first_line
-from pe_bench.inspection.curves import kinds
+from pe_bench.inspection.curves import layer_kinds
 from pe_bench.inspection.resolve import resolve
 from pe_bench.model.attention.reference import project
 from pe_bench.model.checks import describe_user_code_error
@@ -37,9 +37,9 @@ OVERRIDES = [
 ]
 # The text of the tokens, for encodings that read it: full stops and line ends among letters.
 VOCABULARY = (*"abcdefghi", ".", "\n")
-EXACT = 1e-10  # float64, other shapes of the same products
-SHOWS = 1e-6  # a larger difference is not rounding
-A_QUERY = ("BHQ1", "HQ1", "Q1", "1", "")
+EXACT_TOLERANCE = 1e-10  # float64, other shapes of the same products
+MIN_VISIBLE_ERROR = 1e-6  # a larger difference is not rounding
+PER_QUERY_SHAPES = ("BHQ1", "HQ1", "Q1", "1", "")
 # The shapes that a hook may return, in the letters of base.py; * is any number of axes.
 SHAPES = {
     "ids": ("T", "BT"),
@@ -48,14 +48,14 @@ SHAPES = {
     "attend": ("BHTK",),
     "prepare": ("B*T",),
     "transform": ("BHT*",),
-    "logit_scale": A_QUERY,
+    "logit_scale": PER_QUERY_SHAPES,
     "scores": ("BHQN",),
     "distance_bias": ("Hn",),
     "bias": ("HQN", "BHQN"),
     "adjust": ("BHQN",),
     "visible": ("QN", "HQN"),
     "weights": ("BHQN",),
-    "null_logit": A_QUERY,
+    "null_logit": PER_QUERY_SHAPES,
     "mix": ("BHQK",),
     "gate": ("BHQK", "BHQ1"),
 }
@@ -64,7 +64,7 @@ Inputs = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 class Finding(NamedTuple):
-    """What one check found."""
+    """The outcome of one check of an encoding."""
 
     state: Literal["holds", "fails", "not claimed"]
     measured: str  # what was measured, as text
@@ -182,7 +182,7 @@ class Case:
         if self.claims(claim):
             return at_most(label, *errors)
         measured = f"{label} {largest(errors):.1e}"
-        if largest(errors) > SHOWS:
+        if largest(errors) > MIN_VISIBLE_ERROR:
             raise UnclaimedError(measured)
         raise FailureError(f"{claim} is not claimed, and holds: {measured}")
 
@@ -201,7 +201,7 @@ def find_cases(arguments: Sequence[str], search: Sequence[Path] = ()) -> list[Ca
 
 def layers_of(encoding: Composition) -> list[LayerEncoding]:
     """Return one layer of each kind: they differ only where a schedule says so."""
-    return [encoding.layer(numbers[0]) for numbers in kinds(encoding, MODEL.n_layers)]
+    return [encoding.layer(numbers[0]) for numbers in layer_kinds(encoding, MODEL.n_layers)]
 
 
 def parts_of(encoding: Composition) -> list[nn.Module]:
@@ -213,7 +213,7 @@ def parts_of(encoding: Composition) -> list[nn.Module]:
 
 
 def base_class_of(part: nn.Module) -> type[LayerEncoding] | type[PositionalEncoding]:
-    """Return the class whose hooks a part of an encoding may change."""
+    """Return the base class of a part, `LayerEncoding` or `PositionalEncoding`, which declares its hooks."""
     return LayerEncoding if isinstance(part, LayerEncoding) else PositionalEncoding
 
 
@@ -326,7 +326,7 @@ def expect(holds: bool, measured: str) -> None:
         raise FailureError(measured)
 
 
-def at_most(label: str, *errors: float, limit: float = EXACT) -> str:
+def at_most(label: str, *errors: float, limit: float = EXACT_TOLERANCE) -> str:
     """Return the largest error after its label. Raises `FailureError` for one above the limit."""
     measured = f"{label} {largest(errors):.1e}"
     expect(largest(errors) <= limit, measured)

@@ -18,10 +18,10 @@ from pe_bench.encodings.compose import Composition
 from pe_bench.encodings.load import opened_later
 from pe_bench.encodings.nope import NoPE
 from pe_bench.inspection.check.case import (
-    EXACT,
+    EXACT_TOLERANCE,
+    MIN_VISIBLE_ERROR,
     MODEL,
     SHAPES,
-    SHOWS,
     TRAIN_LENGTH,
     Case,
     FailureError,
@@ -42,7 +42,7 @@ from pe_bench.inspection.check.case import (
     tokens,
     worst,
 )
-from pe_bench.inspection.check.layers import CLAMPED, far_errors
+from pe_bench.inspection.check.layers import CLAMP_DISTANCE, far_errors
 from pe_bench.model.attention import reference_attention
 from pe_bench.model.attention.reference import project
 from pe_bench.model.checks import find_lookahead_in_text
@@ -357,7 +357,7 @@ def effect(case: Case) -> str:
     measured = f"differs from nope by {error:.1e}"
     if not changed_hooks(case.encoding, SHAPES):
         raise UnclaimedError(f"no hook is changed; {measured}")
-    expect(error > SHOWS, measured)
+    expect(error > MIN_VISIBLE_ERROR, measured)
     return measured
 
 
@@ -378,7 +378,7 @@ def extrapolation(case: Case) -> str:
     is_finite = bool(output.isfinite().all())
     expect(is_finite, f"{stated}, but not finite at {length} tokens")
     if stated == "clamps":
-        at_most(f"clamps: beyond distance {CLAMPED} equal tokens differ by", *far_errors(case))
+        at_most(f"clamps: beyond distance {CLAMP_DISTANCE} equal tokens differ by", *far_errors(case))
     return f"{stated}: finite at {length} tokens"
 
 
@@ -450,7 +450,7 @@ def slopes(case: Case) -> str:
             if nudge and name not in right and _is_slope(gradient, tensor, encoding, inputs):
                 right.add(name)
     for name, gradient in largest_gradients.items():
-        is_moved = gradient > EXACT or name.endswith(tuple(inert_names))
+        is_moved = gradient > EXACT_TOLERANCE or name.endswith(tuple(inert_names))
         expect(is_moved, f"{name} is inert: it changes no output, or gets no gradient")
         expect(name in right, f"along {name} the gradient is not the slope of the output")
     return f"{len(largest_gradients)} gradients are the slopes of the output"

@@ -18,7 +18,7 @@ from pe_bench.encodings.compose import Stack, leaves_of
 from pe_bench.encodings.masks.sliding_window import SlidingWindow
 from pe_bench.encodings.spec import PartSpec
 from pe_bench.inspection.check.case import (
-    EXACT,
+    EXACT_TOLERANCE,
     MODEL,
     TRAIN_LENGTH,
     Case,
@@ -44,8 +44,8 @@ WINDOW = 5  # tokens
 SEVERAL_CHUNKS = torch.arange(300)  # positions: fast paths take 256 queries at a time
 FLOAT32_TOLERANCE = 1e-5  # float32 against float64
 FLOAT32_GRADIENT_TOLERANCE = 1e-4  # for gradients in float32, in which more numbers are added up
-ROUGH = 1e-3  # float32 over several chunks, and in products of many features
-CLAMPED = 512  # the distance from which an encoding that clamps makes no difference
+ROUGH_TOLERANCE = 1e-3  # float32 over several chunks, and in products of many features
+CLAMP_DISTANCE = 512  # the distance from which an encoding that clamps makes no difference
 SIGHT = 3 * TRAIN_LENGTH + 5  # tokens, of a text in which the visible keys are counted
 SCALE = MODEL.d_head**-0.5
 
@@ -151,9 +151,9 @@ def fused(case: Case) -> str:
     """
     if not case.ends:
         further_apart = 2 * SEVERAL_CHUNKS + 3
-        _paths_agree(case, (SEVERAL_CHUNKS, further_apart), EXACT, ROUGH, ROUGH)
+        _paths_agree(case, (SEVERAL_CHUNKS, further_apart), EXACT_TOLERANCE, ROUGH_TOLERANCE, ROUGH_TOLERANCE)
     short = map(torch.arange, (1, 2, TRAIN_LENGTH))
-    return _paths_agree(case, short, EXACT, FLOAT32_TOLERANCE, FLOAT32_GRADIENT_TOLERANCE)
+    return _paths_agree(case, short, EXACT_TOLERANCE, FLOAT32_TOLERANCE, FLOAT32_GRADIENT_TOLERANCE)
 
 
 def _paths_agree(
@@ -276,8 +276,8 @@ def _seen_keys(case: Case, layer: LayerEncoding, length: int) -> Tensor:
 
 
 def far_errors(case: Case) -> list[float]:
-    """Return the differences of inputs, and of logits, between equal tokens beyond distance `CLAMPED`."""
-    position = torch.arange(CLAMPED + 2 * AROUND)
+    """Return the differences of inputs, and of logits, between equal tokens further than `CLAMP_DISTANCE`."""
+    position = torch.arange(CLAMP_DISTANCE + 2 * AROUND)
     position[AROUND:] += 2**18  # after a gap
     length = len(position)
     x, q, k = one_token_repeated(length)
@@ -400,8 +400,8 @@ def sizes(case: Case) -> str:
 
 
 def _paths_agree_roughly(case: Case) -> str:
-    """Compare attention paths with the reference within `ROUGH`, without gradients."""
-    return _paths_agree(case, [torch.arange(TRAIN_LENGTH)], ROUGH, ROUGH, math.inf)
+    """Compare attention paths with the reference within `ROUGH_TOLERANCE`, without gradients."""
+    return _paths_agree(case, [torch.arange(TRAIN_LENGTH)], ROUGH_TOLERANCE, ROUGH_TOLERANCE, math.inf)
 
 
 @torch.no_grad()
@@ -420,10 +420,12 @@ def many_keys(case: Case) -> str:
             at_start = reference_attention(layer, *text, start)
             at_limit = reference_attention(layer, *text, start + limit - AROUND)
             off = worst(at_start, at_limit)
-            expect(off <= EXACT, f"across position {limit:,} an output is off by {off:.1e}")
+            expect(off <= EXACT_TOLERANCE, f"across position {limit:,} an output is off by {off:.1e}")
         if limit <= MOST_KEYS:
             off = _difference_with_neighbours(layer, inputs, limit)
-            expect(off <= EXACT, f"at {limit:,} keys a row alone and beside others differ by {off:.1e}")
+            expect(
+                off <= EXACT_TOLERANCE, f"at {limit:,} keys a row alone and beside others differ by {off:.1e}"
+            )
     return f"no change at {len(LIMITS)} round numbers up to {LIMITS[-1]:,}"
 
 

@@ -9,7 +9,7 @@ from support.commands import Command, only_run
 from pe_bench.report.build import build_tables
 from pe_bench.runs.find import ANCHOR_NAMES, anchor_key
 from pe_bench.runs.rows import Row, read_rows
-from pe_bench.runs.scores import MEANS, load_scores, score_file
+from pe_bench.runs.scores import MEANS_FILE, load_scores, score_file
 
 
 def folders(folder: Path) -> list[Path]:
@@ -19,7 +19,7 @@ def folders(folder: Path) -> list[Path]:
 def made_once(folder: Path) -> list[Path]:
     """Return the tensors of anchors, but for the means, which follow from them."""
     tensors = (folder / "results" / "anchors").rglob("*.safetensors")
-    return sorted(path for path in tensors if path.name != MEANS)
+    return sorted(path for path in tensors if path.name != MEANS_FILE)
 
 
 def scored_by(path: Path) -> list[Row]:

@@ -10,7 +10,7 @@ from unittest.mock import Mock
 import pytest
 from support.commands import only_run, stop_before
 
-from pe_bench.runs.typed import VARIABLE, group_of_command
+from pe_bench.runs.typed import COMMAND_VARIABLE, group_of_command
 from pe_bench.system.signals import INTERRUPTED_EXIT_CODE
 from pe_bench.trackers import TRACKERS
 
@@ -50,7 +50,7 @@ def test_a_missing_package_is_one_line_before_anything_is_written(train, folder,
 def test_the_runs_of_a_sweep_have_a_group(monkeypatch):
     groups = {}
     for command in ("", "train encoding=rope", "train -m seed=0,1", "train -m seed=0,2", "reproduce alibi"):
-        monkeypatch.setenv(VARIABLE, f"pe-bench {command}" if command else "")
+        monkeypatch.setenv(COMMAND_VARIABLE, f"pe-bench {command}" if command else "")
         groups[command] = group_of_command()
     alone, swept = list(groups.values())[:2], list(groups.values())[2:]
     assert alone == [None, None] and len({*swept}) == 3 and all(swept)
@@ -63,9 +63,9 @@ def test_the_runs_of_a_sweep_have_a_group(monkeypatch):
 def stopped_and_finished(train, monkeypatch, name: str) -> None:
     """Stop a run after five steps, continue it from the fourth, and score it at one more length."""
     overrides = ("encoding=nope", f"tracker={name}", "train.log_every=1")
-    monkeypatch.setenv(VARIABLE, "pe-bench train -m")
+    monkeypatch.setenv(COMMAND_VARIABLE, "pe-bench train -m")
     monkeypatch.setenv("PE_BENCH_OTHER", "")
-    monkeypatch.setattr("pe_bench.cli.program.VARIABLE", "PE_BENCH_OTHER")  # this command is not kept
+    monkeypatch.setattr("pe_bench.cli.program.COMMAND_VARIABLE", "PE_BENCH_OTHER")  # this command is not kept
     with monkeypatch.context() as patch:
         stop_before(patch, 5)
         assert train(*overrides).code == INTERRUPTED_EXIT_CODE

@@ -27,7 +27,7 @@ from pe_bench.data.tokenizer import write_byte_tokenizer
 from pe_bench.report.records import BreakPoint
 from pe_bench.runs.folder import read_config
 from pe_bench.runs.rows import read_rows
-from pe_bench.runs.typed import VARIABLE, recorded_commands
+from pe_bench.runs.typed import COMMAND_VARIABLE, recorded_commands
 from pe_bench.system.terminal import say
 from pe_bench.system.version import own_version
 
@@ -68,7 +68,7 @@ def test_a_baseline_without_a_number_is_no_loss_of_the_change(tried) -> None:
 def test_a_program_s_try_keeps_with_each_run_the_command_that_trains_it(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.delenv(COMMAND_VARIABLE, raising=False)
     monkeypatch.chdir(folder)
     pe_bench.try_change("nope eval.half=both", *TRIED, "data.path=corpus", minutes=0.001, lengths=[16, 32])
     for run in (folder / "results" / "tries" / "runs").iterdir():
