@@ -18,7 +18,7 @@ from pe_bench.commands.reproduce.study import StudyStep
 from pe_bench.commands.try_change.trying import Outcome, Try
 from pe_bench.errors import UserError
 from pe_bench.report.build import build_report, build_tables, run_tables
-from pe_bench.report.cells import lengths_by_importance, lengths_of_short_table, works_to
+from pe_bench.report.cells import lengths_by_importance, lengths_of_short_table, works_to_cell
 from pe_bench.report.columns import to_frame, to_latex, to_markdown
 from pe_bench.report.groups import Selection
 from pe_bench.report.page import describe_result, to_html
@@ -215,7 +215,7 @@ def test_the_reason_of_a_length_out_of_reach_is_said_and_at_most_six_notes(resul
     alibi = next(line for line in table.lines if line.encoding == "alibi")
     point = replace(alibi.break_point, holds_to=256, works_to=2048)
     unsure = replace(table, lines=(replace(alibi, break_point=point),))
-    assert works_to(unsure.lines[0]).mark == "?"
+    assert works_to_cell(unsure.lines[0]).mark == "?"
     assert "works to 2,048?: unclear from a shorter length on" in printed([unsure], 100)
     assert "works to 2,048?" in printed([unsure], 100, details=True)
     result = describe_result(unsure)
