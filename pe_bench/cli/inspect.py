@@ -83,7 +83,7 @@ def check_each(arguments: Sequence[str], search: Sequence[Path]) -> dict[str, Fi
 
 def print_checks(results: dict[str, Findings], *, verbose: bool = False, as_json: bool = False) -> None:
     """Print the findings. Raises `RunError` if a property fails."""
-    states = states_of(results)
+    states = finding_states(results)
     if as_json:
         print_data("check", encodings=[_findings_data(name, result) for name, result in results.items()])
     else:
@@ -96,7 +96,7 @@ def print_checks(results: dict[str, Findings], *, verbose: bool = False, as_json
         write_out(f"\n{len(states) - states.count('not claimed')} checks hold, none fails\n")
 
 
-def states_of(results: dict[str, Findings]) -> list[str]:
+def finding_states(results: dict[str, Findings]) -> list[str]:
     """Return the states of all properties of all encodings: holds, fails or not claimed."""
     states: list[str] = []
     for result in results.values():

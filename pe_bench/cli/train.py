@@ -186,12 +186,12 @@ def try_(
 
 def _require_sound(change: str, search: Sequence[Path], *, as_json: bool) -> None:
     """Say that all properties of an encoding hold, or print which fail and raise `RunError`."""
-    from pe_bench.cli.inspect import check_each, print_checks, states_of
+    from pe_bench.cli.inspect import check_each, finding_states, print_checks
     from pe_bench.config.arguments import overrides_in
 
     names = [text.removeprefix("encoding=").removeprefix("encoding.") for text in overrides_in(change)]
     results = check_each(names, search)
-    states = states_of(results)
+    states = finding_states(results)
     if "fails" in states:
         print_checks(results, as_json=as_json)
     say(f"check: {states.count('holds')} properties hold, none fails")

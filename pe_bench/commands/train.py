@@ -31,7 +31,7 @@ from pe_bench.scoring.rows import operations, operations_of_pass, row_key, score
 from pe_bench.scoring.slices import write_slices_and_means
 from pe_bench.system import machine
 from pe_bench.system.cost import (
-    Listener,
+    CostListener,
     Pace,
     count,
     current_listener,
@@ -131,7 +131,7 @@ def _finish_in_processes(job: Job, processes: int, bars: Bars, waits: Callable[[
 
 
 def _finish_in_process(
-    config: Config, bars: Bars, waits: Callable[[str], None] | None, cost_listener: Listener | None
+    config: Config, bars: Bars, waits: Callable[[str], None] | None, cost_listener: CostListener | None
 ) -> None:
     planner = make_plans if rank() == 0 else _no_plans
     job, plans = prepare(config, planner)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from pe_bench.errors import RunError, UserError, require
-from pe_bench.runs.folder import RunFolder, encoding_in, folders_in, folders_of_runs, read_all, read_result
+from pe_bench.runs.folder import RunFolder, encoding_in, folder_finder, folders_of_runs, read_all, read_result
 from pe_bench.runs.rows import BY_RUN, COLUMNS, TASK, Row, grouped, level_of, one_per_run, read_rows
 from pe_bench.runs.scores import Means, compute_means, load_scores, score_file
 from pe_bench.runs.typed import tags_of
@@ -56,7 +56,7 @@ LABEL_COLUMNS = ("encoding", "scored_with")  # columns with the labels of encodi
 
 
 def is_checkpoint(name: object) -> bool:
-    """Return whether a name is of a Hugging Face model."""
+    """Return true for the name of a Hugging Face model, which starts with `hf:`; nothing is opened."""
     return isinstance(name, str) and name.startswith(CHECKPOINT)
 
 
@@ -143,7 +143,7 @@ def find_runs(
         names_of_runs = {run.name for run in runs}
         rows = [row for row in rows if row.run in names_of_runs]
     require(bool(rows), f"no scored run in {folder}: make one with `pe-bench train encoding=rope`")
-    scored = ScoredRuns(folders_in(folder), read_anchors(None))
+    scored = ScoredRuns(folder_finder(folder), read_anchors(None))
     selected = {row.run for row in scored.select(rows, where)}
     words = " ".join(map(str, where))
     require(bool(selected), f"no run meets {words}: `pe-bench list runs` shows what there is")
@@ -366,7 +366,7 @@ class ScoredRuns:
     @classmethod
     def read(cls, results_dir: Path) -> "ScoredRuns":
         """Return the runs and the anchors in a folder of results; files of runs are read when needed."""
-        return cls(folders_in(results_dir / "runs"), read_anchors(results_dir / "anchors"))
+        return cls(folder_finder(results_dir / "runs"), read_anchors(results_dir / "anchors"))
 
     def value(self, row: Row, key: str) -> Any:
         """Return the value of a column, or of a key of the configuration; None where a run has no such."""

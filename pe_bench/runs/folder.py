@@ -34,7 +34,7 @@ from pe_bench.system.terminal import one_line, say
 from pe_bench.system.version import own_version
 from pe_bench.values import check_type
 
-CONFIG_CHECKSUM = "# made by pe-bench; sha256 of what follows: "  # the first line, with a hash
+CHECKSUM_LINE_PREFIX = "# made by pe-bench; sha256 of what follows: "  # the first line, with a hash
 ERROR_FILE = "error.txt"
 RUN_FORMAT = 2  # the version of the format of runs; runs of format 1 have other names and columns
 UNREADABLE_ERRORS = (RunError, OSError, ValueError)
@@ -51,7 +51,7 @@ def write_config(run: Path, config: Config, *, resolves: bool = True) -> None:
             plain["data"][name] = str(Path(plain["data"][name]).resolve())
     text = yaml.safe_dump(plain, sort_keys=False, allow_unicode=True)
     checksum = hashlib.sha256(text.encode()).hexdigest()
-    write_text(run / "config.yaml", f"{CONFIG_CHECKSUM}{checksum}\n{text}")
+    write_text(run / "config.yaml", f"{CHECKSUM_LINE_PREFIX}{checksum}\n{text}")
 
 
 def read_config(run: Path) -> Config:
@@ -153,7 +153,7 @@ class RunFolder:
         Raise `ValueError` for a damaged file, and `OSError` for a missing file.
         """
         first, _, text = read_regular(self.path / "config.yaml").partition("\n")
-        if not first.startswith(CONFIG_CHECKSUM):
+        if not first.startswith(CHECKSUM_LINE_PREFIX):
             return parse_mapping(f"{first}\n{text}")
         if not first.endswith(hashlib.sha256(text.encode()).hexdigest()):
             raise ValueError("its checksum is of something else: delete its first line if you changed it")
@@ -218,7 +218,7 @@ class RunFolder:
         return []
 
 
-def folders_in(runs: Path) -> Callable[[str], RunFolder]:
+def folder_finder(runs: Path) -> Callable[[str], RunFolder]:
     """Return a function from a run's name to its `RunFolder`, the same object at every call."""
     folder_by_name: dict[str, RunFolder] = {}
     return lambda name: folder_by_name.setdefault(name, RunFolder(runs / name))

@@ -200,7 +200,10 @@ def row_key(job: Job, plan: Plan) -> tuple[str, ...]:
 
 
 def _is_scored(run: Path, row: Row | None) -> bool:
-    """Return whether a row can be kept: it has a lasting status, and its scores are whole."""
+    """Return true if a row need not be scored again; false for None.
+
+    Its status is none of `RETRIED_STATUSES`, and the scores of an `ok` row are whole in the folder `run`.
+    """
     if row is None or row.status in RETRIED_STATUSES:
         return False
     return row.status != "ok" or has_whole_scores(run, row)

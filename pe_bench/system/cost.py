@@ -18,8 +18,8 @@ MIN_PRINTED_SECONDS = 20.0  # seconds: shorter work needs no estimate
 
 # Called with the seconds of a piece of work and the number of its cores, 0 for a GPU. A listener can be
 # pickled, because a process for a part of the work gets a copy.
-Listener = Callable[[float, int], None]
-_listener: ContextVar[Listener | None] = ContextVar("listener", default=None)
+CostListener = Callable[[float, int], None]
+_listener: ContextVar[CostListener | None] = ContextVar("listener", default=None)
 
 
 def cost_text(what: str, seconds: float, cores: int) -> str:
@@ -80,13 +80,13 @@ def print_cost_once(text: Callable[[int], str], pieces: int = 1) -> Iterator[Cos
         yield cost
 
 
-def current_listener() -> Listener | None:
+def current_listener() -> CostListener | None:
     """Return the present listener to expected costs, to pass to a process that does a part of the work."""
     return _listener.get()
 
 
 @contextmanager
-def report_cost_to(listener: Listener | None) -> Iterator[None]:
+def report_cost_to(listener: CostListener | None) -> Iterator[None]:
     """Within the context, `expect` reports the expected cost to the listener `listener`."""
     token = _listener.set(listener)
     try:

@@ -27,7 +27,7 @@ from pe_bench.report.probes import (
     share_interval,
     show_probes,
 )
-from pe_bench.runs.folder import folders_in
+from pe_bench.runs.folder import folder_finder
 from pe_bench.runs.rows import Row
 from pe_bench.runs.scores import score_file
 from pe_bench.scoring.needles import Probe
@@ -91,7 +91,7 @@ def printed(table: ProbeTable) -> str:
 def probed_alone(
     folder: Path, name: str, model: LanguageModel, probe: Probe, data: Data = DATA
 ) -> ProbeTable:
-    [table] = probes_of_rows(probed(folder, name, model, 0, probe, data), folders_in(folder / "runs"))
+    [table] = probes_of_rows(probed(folder, name, model, 0, probe, data), folder_finder(folder / "runs"))
     return table
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from support.results import add_run
 
 from pe_bench.cli import program
-from pe_bench.runs.folder import RunFolder, folders_in
+from pe_bench.runs.folder import RunFolder, folder_finder
 from pe_bench.runs.rows import read_rows
 from pe_bench.runs.typed import COMMAND_VARIABLE, called_with, record_command, recorded_commands
 
@@ -16,7 +16,7 @@ def test_each_file_is_read_once_and_what_cannot_be_read_is_empty(tmp_path: Path)
     run = add_run(tmp_path, "rope", {128: 2.0, 256: 2.1})
     (run / "config.yaml").write_text("train:\n  lr: 0.001\n  optimizer: muon\nseed: 1\n")
     (run / "train.csv").write_text("step,loss,validation_loss\n1,3.0,\n2,2.0,2.5\n3,1.0,\n")
-    folder_of, rows = folders_in(tmp_path / "runs"), read_rows(run / "eval.csv")
+    folder_of, rows = folder_finder(tmp_path / "runs"), read_rows(run / "eval.csv")
     for _ in range(2):
         folder = folder_of(run.name)
         assert (folder.rows, folder.validation_loss) == (rows, 2.5)

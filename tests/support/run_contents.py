@@ -7,13 +7,13 @@ from pathlib import Path
 from safetensors.numpy import load_file
 from support.commands import files_in
 
-from pe_bench.runs.folder import CONFIG_CHECKSUM
+from pe_bench.runs.folder import CHECKSUM_LINE_PREFIX
 from pe_bench.runs.scores import MEANS_FILE
 
 CHANGING_LINES = (
     "results_dir",
     "cache_dir",
-    CONFIG_CHECKSUM,
+    CHECKSUM_LINE_PREFIX,
 )  # of config.yaml: those that depend on the folder
 # What depends on the clock or on the process, and not on what was computed.
 CLOCK = {"seconds", "tokens_per_second", "peak_memory_mb", "date", "git", "train_seconds", "finished"}

@@ -175,7 +175,10 @@ def _effects_with_share(effects: Iterable[Effect], length: int) -> list[Effect]:
 
 
 def _most_precise(effects: Sequence[Effect]) -> Effect:
-    """Return the effect with the largest share, or that of a head whose share is in or above its interval."""
+    """Return the effect with the largest share of the loss.
+
+    The effect of a single head is preferred if its share lies in or above the interval of the largest share.
+    """
     best = max(effects, key=_mean_share)
     assert best.share is not None
     least = best.share.low

@@ -46,7 +46,10 @@ class EntropyObserver(Observer):
             self.counts[number] = self.counts.get(number, 0) + count
 
     def mean(self, number: int) -> np.ndarray:
-        """Return the mean entropy [factors, H] of layer `number` in nats."""
+        """Return the mean entropy of the weights in layer `number` in nats, [factors, H], over the queries seen.
+
+        There is a row for each factor that the logits are multiplied by.
+        """
         return (self.sums[number] / self.counts[number]).cpu().numpy()
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from pe_bench.commands.reproduce.study import Study, StudyStep, Sweep
+from pe_bench.commands.reproduce.study import FinishedStep, Study, Sweep
 from pe_bench.errors import RunError, require
 from pe_bench.system.terminal import say
 
@@ -30,7 +30,7 @@ def score_checkpoint(
     machine: Sequence[str],
     models: Path,
     results_dir: Path,
-) -> StudyStep:
+) -> FinishedStep:
     """Score a sweep's Hugging Face model as it is and under other encodings; finished work is reused.
 
     Changes are measured from the study's length, which may be below the model's training length. Returns the
@@ -53,4 +53,4 @@ def score_checkpoint(
     scored = prepare(f"hf:{models / sweep.checkpoint}", request, waits=say).score()
     if scored.failure:
         raise RunError(scored.failure)
-    return StudyStep(sweep.name, (scored.path.name,), {row.key for row in scored.scored})
+    return FinishedStep(sweep.name, (scored.path.name,), {row.key for row in scored.scored})

@@ -18,7 +18,7 @@ from pe_bench.commands.reproduce.papers import (
     WINDOW_PROTOCOLS,
     Claim,
 )
-from pe_bench.commands.reproduce.study import StudyStep
+from pe_bench.commands.reproduce.study import FinishedStep
 from pe_bench.config.schema import quarter_of
 from pe_bench.report.lines import TableRows, make_record
 from pe_bench.report.records import BreakPoint, ContextUse, Number, Record, Unlearned, label_of
@@ -43,7 +43,7 @@ from pe_bench.report.verdicts import (
     why_context_use_stays_open,
 )
 from pe_bench.runs.find import ScoredRuns, read_anchors
-from pe_bench.runs.folder import folders_in
+from pe_bench.runs.folder import folder_finder
 from pe_bench.runs.rows import ALL, BY_SEED, TASK, Row, grouped, has_number
 
 Outcome = Literal["contradicted", "holds", "unclear"]
@@ -165,10 +165,10 @@ class Measurements:
     """
 
     def __init__(
-        self, results_dir: Path, steps: Iterable[StudyStep], restored_shares: Sequence[RestoredShares] = ()
+        self, results_dir: Path, steps: Iterable[FinishedStep], restored_shares: Sequence[RestoredShares] = ()
     ) -> None:
         self._restored_shares = restored_shares
-        folder_of = folders_in(results_dir / "runs")
+        folder_of = folder_finder(results_dir / "runs")
         self._runs = ScoredRuns(folder_of, read_anchors(results_dir / "anchors"))
         rows_of_sweeps: dict[str, dict[tuple[str, ...], Row]] = {}
         for step in steps:

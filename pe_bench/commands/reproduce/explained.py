@@ -10,7 +10,7 @@ from pe_bench.commands.explain.explanation import Explanation, csv_text
 from pe_bench.commands.reproduce.claims import RestoredShares, Series
 from pe_bench.commands.reproduce.pieces import Piece, StoredPieces
 from pe_bench.commands.reproduce.runs import StudyRuns
-from pe_bench.commands.reproduce.study import StudyStep
+from pe_bench.commands.reproduce.study import FinishedStep
 from pe_bench.report.records import Number
 from pe_bench.report.statistics import Interval
 from pe_bench.system.files import write_text
@@ -37,7 +37,7 @@ def explain_piece(runs: StudyRuns, piece: Piece, folder: Path) -> None:
     write_text(tables, str(found))
 
 
-def explain_step(runs: StudyRuns, trained: StudyStep) -> Explanation:
+def explain_step(runs: StudyRuns, trained: FinishedStep) -> Explanation:
     """Explain the runs of a step, which have one encoding, with measurements of each layer."""
     sweep = runs.study.sweep(trained.sweep)
     folder = runs.results_dir / "runs"

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from pe_bench.commands.reproduce.study import STDLIB, Study, StudyStep, Sweep
+from pe_bench.commands.reproduce.study import STDLIB, FinishedStep, Study, Sweep
 from pe_bench.errors import RunError, UserError, require
 from pe_bench.runs.folder import RunFolder
 from pe_bench.runs.kept import keep_anchors, keep_run
@@ -121,7 +121,7 @@ class StoredPieces:
         keys = {piece.key for piece in self._pieces}
         return [piece for piece in self.read() if piece.key in keys]
 
-    def steps(self) -> list[StudyStep]:
+    def steps(self) -> list[FinishedStep]:
         """Return a step for each stored piece of the study, with all of the piece's rows.
 
         Raises `UserError` if no piece is stored, or if a part of a piece is missing or damaged.
@@ -142,7 +142,7 @@ class StoredPieces:
         steps = []
         for piece in pieces:
             keys = {row.key for row in self._rows([piece])}
-            steps.append(StudyStep(piece.sweep, piece.runs, keys))
+            steps.append(FinishedStep(piece.sweep, piece.runs, keys))
         return steps
 
     def _rows(self, pieces: Iterable[Piece]) -> list[Row]:
@@ -152,7 +152,7 @@ class StoredPieces:
             rows += RunFolder(self.folder / "runs" / run).rows
         return rows
 
-    def add(self, piece: Piece, steps: Sequence[StudyStep], results_dir: Path) -> None:
+    def add(self, piece: Piece, steps: Sequence[FinishedStep], results_dir: Path) -> None:
         """Store a piece: copy its runs that are not stored yet from a folder of results.
 
         steps: the sweep of the piece and the scorings of its runs. Raises `UserError`, before anything is

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pe_bench.commands.reproduce.checkpoints import require_checkpoints, score_checkpoint
 from pe_bench.commands.reproduce.pieces import Piece, pieces_of
-from pe_bench.commands.reproduce.study import STDLIB, ScoringStep, Study, StudyStep, Sweep
+from pe_bench.commands.reproduce.study import STDLIB, FinishedStep, ScoringStep, Study, Sweep
 from pe_bench.config.schema import Config
 from pe_bench.config.sweeps import Planned, Typed, label_of, plan_job, plan_jobs, sort_by_use
 from pe_bench.errors import RunError
@@ -30,7 +30,7 @@ class StudyRuns:
     results_dir: Path
     models: Path | None = None  # the folder with the folders of the study's Hugging Face models
 
-    def steps(self) -> Iterator[StudyStep]:
+    def steps(self) -> Iterator[FinishedStep]:
         """Make all steps that are not finished, and yield each. Raise `UserError` before the first."""
         self.check()
         runs_of_sweeps: dict[str, Sequence[str]] = {"": ()}
@@ -55,7 +55,7 @@ class StudyRuns:
         read_with(encodings, self.study.search)
         require_checkpoints(self.study, self.models)
 
-    def make_piece(self, piece: Piece) -> list[StudyStep]:
+    def make_piece(self, piece: Piece) -> list[FinishedStep]:
         """Make the runs of one piece that are not stored, and return its steps; finished work is reused."""
         plain = replace(piece, runs=())
         sweep = next(each for each in self.study.sweeps if plain in pieces_of(self.study, each))
@@ -66,7 +66,7 @@ class StudyRuns:
         trained = self._train_sweep(one, self._runs_of_parent(sweep), stored=len(piece.runs))
         return [trained, *self._score_again(one, trained)]
 
-    def _score_checkpoint(self, sweep: Sweep, scored_with: Sequence[str]) -> StudyStep:
+    def _score_checkpoint(self, sweep: Sweep, scored_with: Sequence[str]) -> FinishedStep:
         assert self.models is not None, "checked before"
         return score_checkpoint(self.study, sweep, scored_with, self.machine, self.models, self.results_dir)
 
@@ -77,12 +77,12 @@ class StudyRuns:
         source = self.study.sweep(sweep.parent_sweep)
         return self._train_sweep(source, self._runs_of_parent(source)).runs
 
-    def _score_again(self, sweep: Sweep, trained: StudyStep) -> Iterator[StudyStep]:
+    def _score_again(self, sweep: Sweep, trained: FinishedStep) -> Iterator[FinishedStep]:
         """Score a sweep's trained runs by each scoring of the study, and yield a step for each."""
         for scoring in self.study.scorings_of(sweep):
             yield self._score_sweep(scoring, sweep, self._runs_of_encodings(scoring, trained))
 
-    def _runs_of_encodings(self, scoring: ScoringStep, trained: StudyStep) -> StudyStep:
+    def _runs_of_encodings(self, scoring: ScoringStep, trained: FinishedStep) -> FinishedStep:
         """Return the step with only the runs of the encodings that a scoring names."""
         if not scoring.encodings:
             return trained
@@ -93,7 +93,7 @@ class StudyRuns:
                 runs.append(run)
         return replace(trained, runs=tuple(runs))
 
-    def _train_sweep(self, sweep: Sweep, sources: Sequence[str], stored: int = 0) -> StudyStep:
+    def _train_sweep(self, sweep: Sweep, sources: Sequence[str], stored: int = 0) -> FinishedStep:
         """Run a sweep from the first seed that is not stored. stored: the number of stored seeds.
 
         Raises `RunError` or `Stopped` if a run fails or is stopped.
@@ -110,7 +110,7 @@ class StudyRuns:
         paths = [Path(state.run) for state in summary.states if state.run is not None]
         runs = dict.fromkeys(path.name for path in paths)
         keys = chain.from_iterable(state.keys for state in summary.states)
-        return StudyStep(sweep.name, tuple(runs), set(map(tuple, keys)))
+        return FinishedStep(sweep.name, tuple(runs), set(map(tuple, keys)))
 
     def _sorted_overrides(self, sweep: Sweep) -> Typed:
         """Return the overrides of all runs of a sweep."""
@@ -171,7 +171,7 @@ class StudyRuns:
             cache_dir=config.cache_dir,
         )
 
-    def _score_sweep(self, scoring: ScoringStep, sweep: Sweep, trained: StudyStep) -> StudyStep:
+    def _score_sweep(self, scoring: ScoringStep, sweep: Sweep, trained: FinishedStep) -> FinishedStep:
         """Score the runs of a sweep once more, as `eval` does.
 
         The runs may come from another study or a plain `train`. Their own configuration may then differ, for
@@ -202,4 +202,4 @@ class StudyRuns:
             if scored.failure:
                 raise RunError(scored.failure)
             row_keys |= {row.key for row in scored.scored}
-        return StudyStep(sweep.name, trained.runs, row_keys)
+        return FinishedStep(sweep.name, trained.runs, row_keys)

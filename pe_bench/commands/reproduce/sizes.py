@@ -38,7 +38,7 @@ ABOVE, BELOW = 0.5, 1.0  # inches
 
 @dataclass(frozen=True)
 class SizeResult:
-    """An encoding in a sweep: one model size after its training tokens."""
+    """The level and the changes of an encoding at one model size, after the training tokens of a sweep."""
 
     sweep: str
     parameters: int  # the parameters of the model with this encoding

@@ -259,7 +259,7 @@ def _check_study(study: Study) -> None:
 
 
 @dataclass(frozen=True)
-class StudyStep:
+class FinishedStep:
     """A finished sweep of a study, or a finished scoring of a sweep's runs: the runs and their rows."""
 
     sweep: str

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from pe_bench.encodings.base import LayerEncoding, Side, full_precision, precise
 from pe_bench.encodings.initial import random_matrix
 
-FORGOTTEN = "fox_log_forget"
+LOG_FORGET_KEY = "fox_log_forget"
 
 
 class FoX(LayerEncoding):
@@ -38,12 +38,12 @@ class FoX(LayerEncoding):
             x = x.to(self.weight.dtype)
             gate = nn.functional.linear(x, self.weight, self.intercept)
             log_forget = nn.functional.logsigmoid(gate).mT  # [B, H, T]
-            return {FORGOTTEN: log_forget.double().cumsum(-1)}
+            return {LOG_FORGET_KEY: log_forget.double().cumsum(-1)}
 
     def bias(self, queries: Side, keys: Side) -> Tensor:
         dtype = precise(queries.x.dtype)
-        query_forgotten = queries.values[FORGOTTEN].unsqueeze(-1)
-        key_forgotten = keys.values[FORGOTTEN].unsqueeze(-2)
+        query_forgotten = queries.values[LOG_FORGET_KEY].unsqueeze(-1)
+        key_forgotten = keys.values[LOG_FORGET_KEY].unsqueeze(-2)
         # Relative to the first query, earlier keys add with one sign, so float32 does not cancel. Keys of the
         # block itself are subtracted in float64.
         first = query_forgotten[..., :1, :]
@@ -56,8 +56,8 @@ class FoX(LayerEncoding):
 
     def columns(self, queries: Side, keys: Side) -> tuple[Tensor, Tensor]:
         # Whole numbers are kept apart: float32 subtracts them exactly, however long the text is.
-        query_whole, query_rest = _whole_and_rest(queries.values[FORGOTTEN])
-        key_whole, key_rest = _whole_and_rest(keys.values[FORGOTTEN])
+        query_whole, query_rest = _whole_and_rest(queries.values[LOG_FORGET_KEY])
+        key_whole, key_rest = _whole_and_rest(keys.values[LOG_FORGET_KEY])
         query_ones = torch.ones_like(query_rest)
         key_ones = torch.ones_like(key_rest)
         query_columns = torch.stack([query_whole, query_ones, query_rest, query_ones], -1)

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from pe_bench.encodings.base import LayerEncoding, Side, full_precision, precise
 from pe_bench.encodings.initial import random_matrix
 
-FORGOTTEN = "wall_log_forget"
+LOG_FORGET_KEY = "wall_log_forget"
 INITIAL_BIAS = 8.0
 
 
@@ -41,7 +41,7 @@ class Wall(LayerEncoding):
             x = x.to(self.weight.dtype)
             gate = nn.functional.linear(x, self.weight, self.intercept)
             passed = nn.functional.logsigmoid(gate).mT.double().cumsum(-1)
-            return {FORGOTTEN: passed.unflatten(1, (self.n_heads, -1))}  # [B, H, K, T]
+            return {LOG_FORGET_KEY: passed.unflatten(1, (self.n_heads, -1))}  # [B, H, K, T]
 
     def scores(self, queries: Side, keys: Side, scale: float) -> Tensor:
         """Fade queries and keys up to a token between them, and multiply: so neither overflows.
@@ -53,8 +53,8 @@ class Wall(LayerEncoding):
         q = queries.x.to(dtype)
         k = keys.x.to(dtype)
         before = k.shape[-2] - q.shape[-2]
-        query_forgotten = queries.values[FORGOTTEN].mT  # [B, H, Q, K]
-        forgotten_before = keys.values[FORGOTTEN].mT[..., :before, :]
+        query_forgotten = queries.values[LOG_FORGET_KEY].mT  # [B, H, Q, K]
+        forgotten_before = keys.values[LOG_FORGET_KEY].mT[..., :before, :]
         first = query_forgotten[..., :1, :]
         faded_q = q * (query_forgotten - first).to(dtype).exp()
         faded_k = k[..., :before, :] * (first - forgotten_before).to(dtype).exp()

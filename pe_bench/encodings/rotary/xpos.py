@@ -28,7 +28,7 @@ from pe_bench.encodings.rotary.rope import Layout, join_pairs, rope_frequencies,
 
 GAMMA = 0.4
 # The largest feature of a query or key, for which room is left below the largest number of its type.
-MAX_FEATURE = 1_000.0
+MAX_QUERY_KEY_VALUE = 1_000.0
 
 
 class XPos(LayerEncoding):
@@ -71,7 +71,7 @@ class XPos(LayerEncoding):
 
     def _refuse_overflow(self, span: float, dtype: torch.dtype) -> None:
         """Raise `LengthError` if factors would overflow, which would turn scores into NaN."""
-        room = math.log(torch.finfo(dtype).max / MAX_FEATURE)
+        room = math.log(torch.finfo(dtype).max / MAX_QUERY_KEY_VALUE)
         fastest_decay = -float(self.log_decay[0])
         longest = 2 * room / fastest_decay
         if span > longest:

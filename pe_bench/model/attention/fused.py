@@ -314,9 +314,10 @@ class NegligibleKeys:
         return (negligible.all(0).sum(-1) * KEYS_PER_BLOCK).tolist()
 
     def _content_bounds(self, start: int, stop: int) -> Tensor:
-        """Return the largest that the queries' scaled products with keys of each block can be, [B, H, M].
+        """Return an upper bound of the scaled products of queries with the keys of each block: [B, H, M].
 
-        The product with the query's own key is subtracted. Only blocks before `start` are bounded.
+        From each product, the product of the query with its own key is subtracted. The bound is over the
+        queries `start` to `stop` - 1, and for the blocks of keys before `start`.
         """
         blocks = start // KEYS_PER_BLOCK
         q = self._q[:, :, start:stop].to(self._radii.dtype)

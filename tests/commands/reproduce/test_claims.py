@@ -22,7 +22,7 @@ from pe_bench.commands.reproduce.outcomes import (
     write_levels,
 )
 from pe_bench.commands.reproduce.papers import CLAIM_KINDS, Claim
-from pe_bench.commands.reproduce.study import Study, StudyStep, Sweep
+from pe_bench.commands.reproduce.study import FinishedStep, Study, Sweep
 from pe_bench.report.lines import make_record
 from pe_bench.report.records import Number, Record
 from pe_bench.report.statistics import Interval
@@ -55,10 +55,10 @@ def measurements(results: Path, runs: list[Path], **sweeps: list[Path]) -> Measu
     """Return what the study measured in these runs, were all of their rows its own."""
     keys = {run: [row.key for row in read_rows(run / "eval.csv")] for run in chain(runs, *sweeps.values())}
     parts = ({"": runs} | sweeps).items()
-    steps = [
-        StudyStep(sweep, tuple(run.name for run in of_sweep), {key for run in of_sweep for key in keys[run]})
-        for sweep, of_sweep in parts
-    ]
+    steps = []
+    for sweep, sweep_runs in parts:
+        names = tuple(run.name for run in sweep_runs)
+        steps.append(FinishedStep(sweep, names, {key for run in sweep_runs for key in keys[run]}))
     return Measurements(results, steps)
 
 
@@ -163,7 +163,7 @@ def test_scores_that_the_study_did_not_ask_for_have_no_part(tmp_path: Path) -> N
     for change in ({"target_hash": "0ther"}, {"score_dtype": "bfloat16"}, {"control": "swap"}):
         add_run(tmp_path, "rope", {128: 2.0, 256: 9.0}, spread=0.001, **change)
     rows = [row for row in read_rows(run / "eval.csv") if row.bits_per_byte != 9.0][:2]
-    scores = Measurements(tmp_path, [StudyStep("", (run.name,), {row.key for row in rows})])
+    scores = Measurements(tmp_path, [FinishedStep("", (run.name,), {row.key for row in rows})])
     assert judged(scores, "holds", "rope").outcome == "holds" and len(scores.rows[""]) == 2
 
 

@@ -19,7 +19,7 @@ from pe_bench.commands.reproduce.budgets import (
 from pe_bench.commands.reproduce.lines import table_lines
 from pe_bench.commands.reproduce.outcomes import read_table
 from pe_bench.commands.reproduce.pieces import Piece, StoredPieces, _runs_of_fewer_seeds, pieces_of
-from pe_bench.commands.reproduce.study import Study, StudyStep, read_study
+from pe_bench.commands.reproduce.study import FinishedStep, Study, read_study
 from pe_bench.errors import UserError
 from pe_bench.runs.folder import RunFolder
 from pe_bench.runs.kept import keep_run
@@ -216,7 +216,7 @@ def test_a_piece_of_other_text_targets_or_torch_is_refused_before_anything_is_st
         write_rows(path, [replace(row, **changes) for row in rows])
         keys = {row.key for row in read_rows(path)}
         with pytest.raises(UserError) as error:
-            stored.add(long_rope(study), [StudyStep("long", (last["runs"][0],), keys)], Path("results"))
+            stored.add(long_rope(study), [FinishedStep("long", (last["runs"][0],), keys)], Path("results"))
         assert said in str(error.value)
         assert json.loads(index.read_text()) == pieces
     # Targets of another tokenizer are others.
@@ -225,7 +225,7 @@ def test_a_piece_of_other_text_targets_or_torch_is_refused_before_anything_is_st
     write_rows(path, [replace(row, torch=f"{row.torch.partition('+')[0]}+cu126") for row in rows])
     stored.add(
         long_rope(study),
-        [StudyStep("long", (last["runs"][0],), {row.key for row in rows})],
+        [FinishedStep("long", (last["runs"][0],), {row.key for row in rows})],
         Path("results"),
     )
     assert len(json.loads(index.read_text())["pieces"]) == 3

@@ -9,7 +9,7 @@ from support.results import add_run
 
 from pe_bench.commands.reproduce.claims import Measurements
 from pe_bench.commands.reproduce.sizes import draw_sizes, size_agreements, size_results, size_table_lines
-from pe_bench.commands.reproduce.study import ScoringStep, Study, StudyStep, Sweep, read_study
+from pe_bench.commands.reproduce.study import FinishedStep, ScoringStep, Study, Sweep, read_study
 from pe_bench.runs.rows import read_rows
 
 # Levels at 128, 512 and 2,048 tokens: small turns the order of rope and alibi round at 128.
@@ -42,7 +42,7 @@ def scores(tmp_path: Path) -> Measurements:
             level_at = dict(zip((128, 512, 2048), levels, strict=True))
             more = {"setting": sweep, "parameters": MODELS[sweep], "model": sweep}
             run = add_run(tmp_path, name, level_at, spread=0.01, **more)
-            steps.append(StudyStep(sweep, (run.name,), {row.key for row in read_rows(run / "eval.csv")}))
+            steps.append(FinishedStep(sweep, (run.name,), {row.key for row in read_rows(run / "eval.csv")}))
     return Measurements(tmp_path, steps)
 
 
@@ -80,7 +80,7 @@ def test_what_a_scaling_repairs_is_a_line_of_its_own_and_has_no_part_in_the_orde
     scoring = ScoringStep([1, 4], scored_with=["yarn factor=auto"], encodings=["rope"])
     scaled = replace(study, scorings=(scoring,))
     run = add_run(tmp_path, "rope", {128: 1.8, 512: 1.9}, scored_with="yarn factor=auto", setting="tiny")
-    step = StudyStep("tiny", (run.name,), {row.key for row in read_rows(run / "eval.csv")})
+    step = FinishedStep("tiny", (run.name,), {row.key for row in read_rows(run / "eval.csv")})
     scores.rows["tiny"] += [row for row in read_rows(run / "eval.csv") if row.key in step.keys]
     sizes = size_results(scaled, scores)
     assert [size.sweep for size in sizes if size.encoding == "rope -> yarn factor=auto"] == ["tiny"]
