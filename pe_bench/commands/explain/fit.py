@@ -46,7 +46,7 @@ class EntropyObserver(Observer):
             self.counts[number] = self.counts.get(number, 0) + count
 
     def mean(self, number: int) -> np.ndarray:
-        """Return the mean entropy of the weights in layer `number` in nats, [factors, H], over the queries seen.
+        """Return the mean entropy of the weights in layer `number` over the queries seen: nats, [factors, H].
 
         There is a row for each factor that the logits are multiplied by.
         """
