@@ -171,7 +171,11 @@ def _report_stored(runs: "StudyRuns", table: "Sequence[LevelRow] | None" = None)
     table: levels to compare with; by default the study's table.
     """
     from pe_bench.commands.reproduce.claims import Measurements
-    from pe_bench.commands.reproduce.explained import stored_explanations, stored_shares
+    from pe_bench.commands.reproduce.explained import (
+        draw_explanations,
+        stored_explanations,
+        stored_shares,
+    )
     from pe_bench.commands.reproduce.outcomes import read_table
     from pe_bench.commands.reproduce.pieces import StoredPieces
 
@@ -181,6 +185,8 @@ def _report_stored(runs: "StudyRuns", table: "Sequence[LevelRow] | None" = None)
     outcomes = _show_study(runs, measured, pieces.folder, own_table if table is None else table)
     for text in stored_explanations(pieces):
         write_out(text)
+    for picture in draw_explanations(pieces, runs.study.picture_path(runs.results_dir).parent):
+        say(f"what each layer does: {picture}")
     if missing := pieces.missing():
         say(f"pieces that are not stored: {len(missing)}, first {missing[0]}")
     if table is None and outcomes.differing:

@@ -1,12 +1,14 @@
 """The result of `explain`: tables for people, rows for programs."""
 
+import csv
+import io
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from pe_bench.commands.explain.effects import Effect, Loss, is_nonzero, percent
+from pe_bench.commands.explain.effects import Effect, Loss, Place, is_nonzero, percent
 from pe_bench.commands.explain.measures import LayerMeasure
 from pe_bench.errors import require
 from pe_bench.render import grid
@@ -249,6 +251,46 @@ def _csv_row(**values: Any) -> dict[str, Any]:
             row[f"{name}_low"] = interval.low
             row[f"{name}_high"] = interval.high
     return row
+
+
+class CsvNumbers(NamedTuple):
+    """The numbers in the CSV text of an explanation; intervals have no spread, effects no words."""
+
+    lengths: set[int]  # the lengths at which a loss was looked for
+    effects: list[Effect]
+    measures: list[LayerMeasure]
+
+
+def read_csv_text(text: str, seeds: int) -> CsvNumbers:
+    """Return the numbers in the text that `csv_text` wrote. seeds: the number of runs."""
+    rows = [*csv.DictReader(io.StringIO(text))]
+    n_layers = max(len(row["layers"].split()) for row in rows)
+    numbers = CsvNumbers(set(), [], [])
+    for row in rows:
+        layers = tuple(map(int, row["layers"].split()))
+        length = int(row["length"])
+        if row["change"] == "lost":
+            numbers.lengths.add(length)
+        elif row["change"]:
+            head = int(row["head"]) if row["head"] else None
+            place = Place(layers, head, is_all=len(layers) == n_layers)
+            share = _interval_in(row, "share", seeds)
+            restored = _interval_in(row, "restored", seeds)
+            numbers.effects.append(Effect(row["change"], "", place, length, restored, share, row["reason"]))
+        else:
+            mean = float(row["mean"]) if row["mean"] else None
+            change = _interval_in(row, "difference", seeds)
+            measure = LayerMeasure(row["measure"], layers[0], length, mean, change, row["reason"])
+            numbers.measures.append(measure)
+    return numbers
+
+
+def _interval_in(row: Mapping[str, str], name: str, seeds: int) -> Interval | None:
+    """Return the interval in the three columns of a name; None if they are empty."""
+    if not row[name]:
+        return None
+    mean, low, high = (float(row[column]) for column in (name, f"{name}_low", f"{name}_high"))
+    return Interval(mean, low, high, seeds, documents=0)
 
 
 def csv_text(explanation: Explanation) -> str:

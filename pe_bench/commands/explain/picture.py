@@ -45,7 +45,8 @@ def draw_layers(
 ) -> None:
     """Draw changes and measures of each layer; the suffix of the path is the file's format.
 
-    effects: the effects at one length. Raises `UserError` for another suffix than .png, .svg or .pdf.
+    sentence: the cause in words, or empty. effects: the effects at one length.
+    Raises `UserError` for another suffix than .png, .svg or .pdf.
     """
     paper.save_picture(lambda: _draw_figure(title, sentence, effects, measures), path)
 
@@ -55,7 +56,7 @@ def _draw_figure(
 ) -> "Figure":
     layers = _shown_layers(effects, measures)
     changes = _shown_changes(effects)
-    note = paper.wrapped([sentence, "What a layer reads need not be a cause."], NOTE_WIDTH)
+    note = paper.wrapped([*filter(None, [sentence]), "What a layer reads need not be a cause."], NOTE_WIDTH)
     columns = len(layers) + 1
     width = (paper.WIDTH - LEFT) / columns - GAP
     below_bars = ABOVE + BARS + BETWEEN

@@ -1,18 +1,16 @@
 """Explanations of a study's runs by `explain`, stored with the rows of their pieces."""
 
-import csv
-import io
 from dataclasses import replace
 from pathlib import Path
 
 from pe_bench.commands.explain.explain import explain_runs
-from pe_bench.commands.explain.explanation import Explanation, csv_text
+from pe_bench.commands.explain.explanation import Explanation, csv_text, read_csv_text
+from pe_bench.commands.explain.picture import draw_layers
 from pe_bench.commands.reproduce.claims import RestoredShares, Series
 from pe_bench.commands.reproduce.pieces import Piece, StoredPieces
 from pe_bench.commands.reproduce.runs import StudyRuns
 from pe_bench.commands.reproduce.study import FinishedStep
 from pe_bench.report.records import Number
-from pe_bench.report.statistics import Interval
 from pe_bench.system.files import write_text
 
 EXPLAINED_FOLDER = "explained"  # beside the stored runs of a study
@@ -63,20 +61,39 @@ def shares_of(explanation: Explanation, sweep: str) -> RestoredShares:
 
 def shares_in(text: str, series: Series, seeds: int) -> RestoredShares:
     """Return the shares that changes of all layers restore. text: the CSV text of an explanation."""
-    rows = [row for row in csv.DictReader(io.StringIO(text)) if row["change"] and not row["head"]]
-    layers = max(len(row["layers"].split()) for row in rows)
-    lengths = {int(row["length"]) for row in rows if row["change"] == "lost"}
+    numbers = read_csv_text(text, seeds)
     shares = {}
-    for row in rows:
-        if row["change"] == "lost" or len(row["layers"].split()) < layers:
+    for effect in numbers.effects:
+        key = effect.change, effect.length
+        if not effect.place.is_all:
             continue
-        share = Number(missing=row["reason"])
-        if row["share"]:
-            mean, low, high = (float(row[name]) for name in ("share", "share_low", "share_high"))
-            share = Number(mean, Interval(mean, low, high, seeds, documents=0))
-        if row["share"] or row["reason"]:
-            shares[row["change"], int(row["length"])] = share
-    return RestoredShares(series, shares, lengths - {length for _, length in shares})
+        if effect.reason:
+            shares[key] = Number(missing=effect.reason)
+        elif effect.share is not None:
+            shares[key] = Number(effect.share.mean, effect.share)
+    return RestoredShares(series, shares, numbers.lengths - {length for _, length in shares})
+
+
+def draw_explanations(pieces: StoredPieces, folder: Path) -> list[Path]:
+    """Draw what each stored explanation says of each layer, and return the pictures.
+
+    A model without a sure loss at a longer length has no picture. folder: the folder of the pictures.
+    """
+    pictures = []
+    for piece in pieces.still_in_study():
+        if not is_explained(piece, pieces.folder):
+            continue
+        table, _ = _stored_files(piece, pieces.folder)
+        numbers = read_csv_text(table.read_text(encoding="utf-8"), piece.seeds)
+        length = max((effect.length for effect in numbers.effects if effect.share), default=None)
+        if length is None:
+            continue
+        effects = [effect for effect in numbers.effects if effect.length == length]
+        path = folder / f"{pieces.study.name}-{_file_label(piece)}.png"
+        title = f"{piece}: what a change restores of the loss at {length:,} tokens"
+        draw_layers(path, title, "", effects, numbers.measures)
+        pictures.append(path)
+    return pictures
 
 
 def stored_explanations(pieces: StoredPieces) -> list[str]:
@@ -91,7 +108,11 @@ def stored_explanations(pieces: StoredPieces) -> list[str]:
 
 def _stored_files(piece: Piece, folder: Path) -> tuple[Path, Path]:
     """Return the files of a piece's numbers and tables."""
-    words = " ".join(filter(None, [piece.encoding, piece.sweep]))
-    label = words.replace(" ", "-").replace("/", "-")
-    path = folder / EXPLAINED_FOLDER / f"{label}-{piece.seeds}-seeds-{piece.settings}"
+    path = folder / EXPLAINED_FOLDER / f"{_file_label(piece)}-{piece.seeds}-seeds-{piece.settings}"
     return path.parent / f"{path.name}.csv", path.parent / f"{path.name}.txt"
+
+
+def _file_label(piece: Piece) -> str:
+    """Return the encoding and the sweep of a piece as a part of a file's name."""
+    words = " ".join(filter(None, [piece.encoding, piece.sweep]))
+    return words.replace(" ", "-").replace("/", "-")

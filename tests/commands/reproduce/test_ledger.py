@@ -7,7 +7,8 @@ import pytest
 from support.commands import Command
 
 from pe_bench.commands.explain.effects import Effect, Loss, Place
-from pe_bench.commands.explain.explanation import Explanation
+from pe_bench.commands.explain.explanation import Explanation, csv_text, read_csv_text
+from pe_bench.commands.explain.measures import LayerMeasure
 from pe_bench.commands.reproduce import papers
 from pe_bench.commands.reproduce.claims import NOT_SCORED, OPPOSITE, Judged, Series, judge_claim
 from pe_bench.commands.reproduce.explained import shares_of
@@ -141,8 +142,20 @@ def test_a_claim_about_a_change_is_judged_by_the_share_of_the_loss_that_it_resto
         Effect("fitted", "", everywhere, 256, lost, Interval(0.5, 0.4, 0.6, 2, 5)),
         Effect("window", "", everywhere, 256, reason="no softmax"),
     )
+    measures = (
+        LayerMeasure("entropy", 0, 128, 0.5),
+        LayerMeasure("entropy", 0, 256, 0.6, Interval(0.1, 0.05, 0.15, 2, 0)),
+        LayerMeasure("entropy", 1, 128, reason="no softmax"),
+    )
     losses = (Loss(256, lost), Loss(512, Interval(0.0, -0.1, 0.1, 2, 5)))
-    found = Explanation("rope", runs, 128, (256, 512), 10, 5, True, losses, effects, "why")
+    found = Explanation("rope", runs, 128, (256, 512), 10, 5, True, losses, effects, "why", measures)
+    read = read_csv_text(csv_text(found), seeds=2)
+    for effect, again in zip(effects, read.effects, strict=True):
+        places = (effect.place.layers, effect.place.is_all), (again.place.layers, again.place.is_all)
+        assert places[0] == places[1] and effect.reason == again.reason
+        assert (effect.share is None) == (again.share is None)
+        assert effect.share is None or effect.share == replace(again.share, documents=5)
+    assert read.measures == [*measures]
     explained = shares_of(found, "long")
     assert explained.series == Series("rope", "long")
 

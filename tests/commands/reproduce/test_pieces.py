@@ -117,8 +117,11 @@ def test_a_study_that_explains_stores_why_the_runs_of_each_piece_fail(command: C
     text = tables[1].read_text()
     assert "rope, trained at 16 tokens" in text and "what each layer reads" in text
     assert study.text not in text
-    stored = command(*arguments(study), "--stored").out
+    alone = command(*arguments(study), "--stored")
+    stored = alone.out
     assert text in stored
+    for picture in re.findall(r"what each layer does: (.*)", alone.err):
+        assert Path(picture).stat().st_size > 10_000, picture
     ours = command(*arguments(study), "threads=1")
     for out in (made.out, stored, ours.out):
         assert "rope (long) at 128 regains over half of its loss with 'window'" in out
