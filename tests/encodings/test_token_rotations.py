@@ -7,7 +7,7 @@ from pe_bench.config.compose import compose_config
 from pe_bench.encodings.content.darope import DaRoPE
 from pe_bench.encodings.content.path_attention import DIRECTION, KEYS_PER_CHUNK, STRENGTH, Path
 from pe_bench.encodings.content.repo import POSITION, RePo
-from pe_bench.encodings.content.wall import FORGOTTEN, Wall
+from pe_bench.encodings.content.wall import LOG_FORGET_KEY, Wall
 from pe_bench.encodings.rotary.rope import RoPE
 from pe_bench.errors import UserError
 from pe_bench.inspection.check.case import layer_inputs, worst
@@ -29,7 +29,7 @@ def test_halves_of_blocks_are_the_formula_pair_by_pair(tokens: int, strength: fl
     wall.intercept.zero_()
     x, q, k, _ = layer_inputs(tokens)
     queries, keys = project(wall, x, q, k, torch.arange(tokens))
-    passed = keys.values[FORGOTTEN].mT
+    passed = keys.values[LOG_FORGET_KEY].mT
     between = (passed.unsqueeze(-2) - passed.unsqueeze(-3)).clamp(max=0)
     expected = torch.einsum("bhik,bhjk,bhijk->bhij", q, k, between.exp())
     assert worst(wall.scores(queries, keys, 1.0).tril(), expected.tril()) < 1e-13
