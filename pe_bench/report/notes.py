@@ -270,7 +270,7 @@ def _first_labels(labels: Collection[str], lines: Sequence[Line]) -> str:
     return "" if len(names) == len(lines) else f" ({few_names(labels)})"
 
 
-# LineNotes of lines
+# Notes of lines
 
 # A note and the test of the lines that it is about.
 LineNotes = dict[str, Callable[[Line], bool]]

@@ -240,7 +240,7 @@ def _layer_that_reads_nothing(subject: ModelAtLength, number: int) -> ChangedLay
     return _layer_with_part(subject, number, every_head)
 
 
-# SharpenedLogits attention
+# Sharper attention
 
 
 class SharpenedLogits(LayerEncoding):
