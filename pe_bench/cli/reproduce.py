@@ -140,7 +140,7 @@ def _make_and_report(runs: "StudyRuns", write_table: bool) -> None:
     """Make the missing runs of a study, print its levels and claims, and draw them."""
     _print_cost(runs.study)
     steps = list(runs.steps())
-    from pe_bench.commands.reproduce.claims import Measurements
+    from pe_bench.commands.reproduce.claims import Measurements, Series
     from pe_bench.commands.reproduce.outcomes import read_table, write_levels
 
     explained: list[RestoredShares] = []
@@ -153,7 +153,7 @@ def _make_and_report(runs: "StudyRuns", write_table: bool) -> None:
             for names in grouped(step.runs, encoding_in).values():
                 found = explain_step(runs, replace(step, runs=tuple(names)))
                 write_out(str(found))
-                explained.append(shares_of(found, step.sweep))
+                explained.append(shares_of(Series(found.label, step.sweep), found.losses, found.effects))
     table = runs.study.table_path
     measured = Measurements(runs.results_dir, steps, explained)
     outcomes = _show_study(runs, measured, runs.results_dir, read_table(table))

@@ -143,6 +143,16 @@ def test_in_a_deep_model_only_changes_that_help_in_all_layers_are_tried_in_parts
     assert is_named(cause_sentence("kerple_log", LENGTH, losses, effects), "new distances", 0)
 
 
+def test_a_deep_model_that_no_change_helps_is_not_changed_in_parts(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(explain, "MAX_SINGLE_LAYERS", LAYERS - 1)
+    monkeypatch.setattr(explain, "surely_restores_something", lambda effect: False)
+    _, effects = spoilt(bench, "new distances", 0).explain(by_head=True)
+    assert effects and all(effect.place.is_all for effect in effects)
+    assert "no change of all layers surely restores anything" in capsys.readouterr().err
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("seed", range(5))
 def test_a_planted_cause_is_named_in_models_of_five_seeds(tmp_path: Path, seed: int) -> None:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise, product
@@ -33,9 +34,9 @@ from pe_bench.report.verdicts import unlearned
 from pe_bench.runs.find import ScoredRuns, find_runs, is_checkpoint, read_anchors, without_tries
 from pe_bench.runs.folder import RunFolder
 from pe_bench.runs.rows import Row
-from pe_bench.system.cost import count, expect, print_cost_once
+from pe_bench.system.cost import Cost, count, expect, print_cost_once
 from pe_bench.system.machine import cores_of
-from pe_bench.system.terminal import progress_bar
+from pe_bench.system.terminal import progress_bar, say
 from pe_bench.values import check_type
 
 UNLEARNED_TEXTS = {
@@ -66,11 +67,9 @@ def explain_runs(names: Sequence[str], by: Sequence[str], request: Evaluation) -
         require(job.label == first.label and job.setting == first.setting, message)
     lengths = chosen_lengths(first.config, request.lengths)
     runs = tuple(bench.job.folder for bench in benches)
-    work_text = f"explaining {count(len(runs), 'run')}"
-    with print_cost_once(lambda pieces: work_text):
-        explainer = Explainer(benches, lengths)
-        losses, effects = explainer.explain(by_head="head" in by)
-        measures = explainer.measures() if "layer" in by else []
+    explainer = Explainer(benches, lengths)
+    losses, effects = explainer.explain(by_head="head" in by)
+    measures = explainer.measures() if "layer" in by else []
     train_length = first.config.train.length
     plan = benches[0].plans[train_length]
     sentence = cause_sentence(first.label, train_length, losses, effects)
@@ -180,25 +179,41 @@ class Explainer:
         is_deep = self.n_layers > MAX_SINGLE_LAYERS
         if not is_deep:
             planned += product(for_parts, singles)
-        losses = self._score_losses(planned)
-        effects: list[Effect] = []
-        if not any(loss.is_sure for loss in losses):
-            return losses, effects
-        effects += self._effects_of_changes(planned, losses)
+        with self._printed_cost("changes of all layers" if is_deep else ""):
+            losses = self._score_losses(planned)
+            effects: list[Effect] = []
+            if not any(loss.is_sure for loss in losses):
+                return losses, effects
+            effects += self._effects_of_changes(planned, losses)
         if is_deep:
             helpful = {effect.change for effect in effects if surely_restores_something(effect)}
             for_parts = [change for change in for_parts if change.name in helpful]
-            parts = quarters(self.n_layers)
-            effects += self._effects_of_changes([*product(for_parts, parts)], losses)
-            best = best_effect((effect for effect in effects if effect.place in parts), losses)
-            worst = parts[0] if best is None else best.place
-            inside = [singles[number] for number in worst.layers]
-            effects += self._effects_of_changes([*product(for_parts, inside)], losses)
+            effects += self._effects_in_parts(for_parts, losses)
         layer = worst_layer(losses, effects)
         if by_head and layer is not None:
             effects += self._effects_of_changes(self._head_changes(layer), losses)
         order = {change.name: number for number, change in enumerate(changes)}
         return losses, sorted(effects, key=lambda effect: order[effect.change])
+
+    def _printed_cost(self, work: str) -> AbstractContextManager[Cost]:
+        """Return a context that prints the cost of a part of the work, or of all if `work` is empty."""
+        text = f"explaining {count(len(self.benches), 'run')}"
+        return print_cost_once(lambda pieces: f"{text}: {work}" if work else text)
+
+    def _effects_in_parts(self, changes: Sequence[Change], losses: Sequence[Loss]) -> list[Effect]:
+        """Return the effects of changes in quarters of the depth, then in each layer of the worst quarter."""
+        if not changes:
+            say("no change of all layers surely restores anything, so no part of the model is changed alone")
+            return []
+        with self._printed_cost("changes of quarters"):
+            effects = self._effects_of_changes([*product(changes, quarters(self.n_layers))], losses)
+        worst = best_effect(effects, losses)
+        if worst is None:
+            return effects
+        inside = [Place((number,)) for number in worst.place.layers]
+        with self._printed_cost("changes of single layers"):
+            effects += self._effects_of_changes([*product(changes, inside)], losses)
+        return effects
 
     def _head_changes(self, layer: int) -> list[tuple[Change, Place]]:
         """Return the changes to try in each head of a layer, each with its place."""
@@ -239,9 +254,9 @@ class Explainer:
         return losses
 
     def _expect_cost(self, planned: Sequence[tuple[Change, Place]]) -> None:
-        """Report the cost of the whole explanation, as if something were lost at each length.
+        """Report the cost of all lengths and of the planned changes, before longer lengths are scored.
 
-        A longer length is taken to cost more in proportion, until it is scored itself.
+        The cost is taken to grow in proportion to the length, and something to be lost at each length.
         """
         for length in self.lengths:
             self.seconds[length] = self.seconds[self.train_length] * length / self.train_length

@@ -67,7 +67,7 @@ class Explanation:
         if length is not None:
             title += f": what a change restores of the loss at {length:,} tokens"
         effects = [effect for effect in self.effects if effect.length == length]
-        draw_layers(Path(path), title, f"{self.sentence}.", effects, self.measures)
+        draw_layers(Path(path), title, [f"{self.sentence}."], effects, self.measures)
 
 
 def explanation_tables(explanation: Explanation) -> list[Grid]:
@@ -256,7 +256,7 @@ def _csv_row(**values: Any) -> dict[str, Any]:
 class CsvNumbers(NamedTuple):
     """The numbers in the CSV text of an explanation; intervals have no spread, effects no words."""
 
-    lengths: set[int]  # the lengths at which a loss was looked for
+    losses: list[Loss]
     effects: list[Effect]
     measures: list[LayerMeasure]
 
@@ -265,17 +265,17 @@ def read_csv_text(text: str, seeds: int) -> CsvNumbers:
     """Return the numbers in the text that `csv_text` wrote. seeds: the number of runs."""
     rows = [*csv.DictReader(io.StringIO(text))]
     n_layers = max(len(row["layers"].split()) for row in rows)
-    numbers = CsvNumbers(set(), [], [])
+    numbers = CsvNumbers([], [], [])
     for row in rows:
         layers = tuple(map(int, row["layers"].split()))
         length = int(row["length"])
+        restored = _interval_in(row, "restored", seeds)
         if row["change"] == "lost":
-            numbers.lengths.add(length)
+            numbers.losses.append(Loss(length, restored, row["reason"]))
         elif row["change"]:
             head = int(row["head"]) if row["head"] else None
-            place = Place(layers, head, is_all=len(layers) == n_layers)
+            place = Place(layers, head, is_all=head is None and len(layers) == n_layers)
             share = _interval_in(row, "share", seeds)
-            restored = _interval_in(row, "restored", seeds)
             numbers.effects.append(Effect(row["change"], "", place, length, restored, share, row["reason"]))
         else:
             mean = float(row["mean"]) if row["mean"] else None

@@ -41,22 +41,26 @@ LINE_STYLES = {
 
 
 def draw_layers(
-    path: Path, title: str, sentence: str, effects: Sequence[Effect], measures: Sequence[LayerMeasure]
+    path: Path,
+    title: str,
+    notes: Sequence[str],
+    effects: Sequence[Effect],
+    measures: Sequence[LayerMeasure],
 ) -> None:
     """Draw changes and measures of each layer; the suffix of the path is the file's format.
 
-    sentence: the cause in words, or empty. effects: the effects at one length.
+    notes: sentences below the picture. effects: the effects at one length.
     Raises `UserError` for another suffix than .png, .svg or .pdf.
     """
-    paper.save_picture(lambda: _draw_figure(title, sentence, effects, measures), path)
+    paper.save_picture(lambda: _draw_figure(title, notes, effects, measures), path)
 
 
 def _draw_figure(
-    title: str, sentence: str, effects: Sequence[Effect], measures: Sequence[LayerMeasure]
+    title: str, notes: Sequence[str], effects: Sequence[Effect], measures: Sequence[LayerMeasure]
 ) -> "Figure":
     layers = _shown_layers(effects, measures)
     changes = _shown_changes(effects)
-    note = paper.wrapped([*filter(None, [sentence]), "What a layer reads need not be a cause."], NOTE_WIDTH)
+    note = paper.wrapped([*notes, "What a layer reads need not be a cause."], NOTE_WIDTH)
     columns = len(layers) + 1
     width = (paper.WIDTH - LEFT) / columns - GAP
     below_bars = ABOVE + BARS + BETWEEN

@@ -4,7 +4,7 @@ The outcome follows from the 95 % interval of a paired difference by the rules o
 not corrected together: of twenty, one is judged wrongly by chance.
 """
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
@@ -45,6 +45,7 @@ from pe_bench.report.verdicts import (
 from pe_bench.runs.find import ScoredRuns, read_anchors
 from pe_bench.runs.folder import folder_finder
 from pe_bench.runs.rows import ALL, BY_SEED, TASK, Row, grouped, has_number
+from pe_bench.values import unknown
 
 Outcome = Literal["contradicted", "holds", "unclear"]
 # The outcome, the number that was measured, and the length that decides.
@@ -147,13 +148,16 @@ class RestoredShares(NamedTuple):
     """The shares of an encoding's losses that changes of all layers restore, as `explain` measured them."""
 
     series: Series
-    # The shares by the name of the change and the length; none at a length without a sure loss.
+    # The shares, or why there is none, by the name of the change and the length.
     shares: Mapping[tuple[str, int], Number]
-    unsure: Set[int]  # the lengths at which no loss is sure
+    missing: Mapping[int, str]  # why a length without a sure loss has no share
 
     def share(self, change: str, length: int) -> Number:
         """Return the share of the loss at `length` that the change restores, or why there is none."""
-        missing = f"no loss is sure at {length:,}" if length in self.unsure else NOT_SCORED
+        changes = sorted({name for name, _ in self.shares})
+        if changes and change not in changes:
+            return Number(missing=unknown(change, "change of all layers", changes))
+        missing = self.missing.get(length, NOT_SCORED)
         return self.shares.get((change, length), Number(missing=missing))
 
 

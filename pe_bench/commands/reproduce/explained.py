@@ -1,10 +1,12 @@
 """Explanations of a study's runs by `explain`, stored with the rows of their pieces."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
+from pe_bench.commands.explain.effects import Effect, Loss
 from pe_bench.commands.explain.explain import explain_runs
-from pe_bench.commands.explain.explanation import Explanation, csv_text, read_csv_text
+from pe_bench.commands.explain.explanation import CsvNumbers, Explanation, csv_text, read_csv_text
 from pe_bench.commands.explain.picture import draw_layers
 from pe_bench.commands.reproduce.claims import RestoredShares, Series
 from pe_bench.commands.reproduce.pieces import Piece, StoredPieces
@@ -43,35 +45,27 @@ def explain_step(runs: StudyRuns, trained: FinishedStep) -> Explanation:
     return explain_runs(paths, ["layer"], runs.evaluation_of(sweep))
 
 
+def shares_of(series: Series, losses: Iterable[Loss], effects: Iterable[Effect]) -> RestoredShares:
+    """Return the shares that changes of all layers restore, by the losses and effects of an explanation."""
+    shares = {}
+    for effect in effects:
+        if effect.place.is_all and (effect.reason or effect.share is not None):
+            mean = effect.share.mean if effect.share else None
+            shares[effect.change, effect.length] = Number(mean, effect.share, effect.reason)
+    missing = {}
+    for loss in losses:
+        if not loss.is_sure:
+            missing[loss.length] = loss.reason or f"no loss is sure at {loss.length:,}"
+    return RestoredShares(series, shares, missing)
+
+
 def stored_shares(pieces: StoredPieces) -> list[RestoredShares]:
     """Return the restored shares in the stored explanations, for each piece that has one."""
     found = []
-    for piece in pieces.still_in_study():
-        if is_explained(piece, pieces.folder):
-            numbers, _ = _stored_files(piece, pieces.folder)
-            series = Series(piece.encoding, piece.sweep)
-            found.append(shares_in(numbers.read_text(encoding="utf-8"), series, piece.seeds))
+    for piece in _explained_pieces(pieces):
+        numbers = _read_numbers(piece, pieces.folder)
+        found.append(shares_of(Series(piece.encoding, piece.sweep), numbers.losses, numbers.effects))
     return found
-
-
-def shares_of(explanation: Explanation, sweep: str) -> RestoredShares:
-    """Return the restored shares in an explanation of the runs of a sweep."""
-    return shares_in(csv_text(explanation), Series(explanation.label, sweep), len(explanation.runs))
-
-
-def shares_in(text: str, series: Series, seeds: int) -> RestoredShares:
-    """Return the shares that changes of all layers restore. text: the CSV text of an explanation."""
-    numbers = read_csv_text(text, seeds)
-    shares = {}
-    for effect in numbers.effects:
-        key = effect.change, effect.length
-        if not effect.place.is_all:
-            continue
-        if effect.reason:
-            shares[key] = Number(missing=effect.reason)
-        elif effect.share is not None:
-            shares[key] = Number(effect.share.mean, effect.share)
-    return RestoredShares(series, shares, numbers.lengths - {length for _, length in shares})
 
 
 def draw_explanations(pieces: StoredPieces, folder: Path) -> list[Path]:
@@ -80,18 +74,15 @@ def draw_explanations(pieces: StoredPieces, folder: Path) -> list[Path]:
     A model without a sure loss at a longer length has no picture. folder: the folder of the pictures.
     """
     pictures = []
-    for piece in pieces.still_in_study():
-        if not is_explained(piece, pieces.folder):
-            continue
-        table, _ = _stored_files(piece, pieces.folder)
-        numbers = read_csv_text(table.read_text(encoding="utf-8"), piece.seeds)
-        length = max((effect.length for effect in numbers.effects if effect.share), default=None)
+    for piece in _explained_pieces(pieces):
+        numbers = _read_numbers(piece, pieces.folder)
+        length = max((loss.length for loss in numbers.losses if loss.is_sure), default=None)
         if length is None:
             continue
         effects = [effect for effect in numbers.effects if effect.length == length]
         path = folder / f"{pieces.study.name}-{_file_label(piece)}.png"
         title = f"{piece}: what a change restores of the loss at {length:,} tokens"
-        draw_layers(path, title, "", effects, numbers.measures)
+        draw_layers(path, title, [], effects, numbers.measures)
         pictures.append(path)
     return pictures
 
@@ -99,11 +90,21 @@ def draw_explanations(pieces: StoredPieces, folder: Path) -> list[Path]:
 def stored_explanations(pieces: StoredPieces) -> list[str]:
     """Return the tables of the stored explanations, one text for each piece that the study still has."""
     texts = []
-    for piece in pieces.still_in_study():
-        if is_explained(piece, pieces.folder):
-            _, tables = _stored_files(piece, pieces.folder)
-            texts.append(tables.read_text(encoding="utf-8"))
+    for piece in _explained_pieces(pieces):
+        _, tables = _stored_files(piece, pieces.folder)
+        texts.append(tables.read_text(encoding="utf-8"))
     return texts
+
+
+def _explained_pieces(pieces: StoredPieces) -> list[Piece]:
+    """Return the pieces of the study whose explanation is stored."""
+    return [piece for piece in pieces.still_in_study() if is_explained(piece, pieces.folder)]
+
+
+def _read_numbers(piece: Piece, folder: Path) -> CsvNumbers:
+    """Return the numbers of a stored explanation. folder: the folder of the stored pieces."""
+    numbers, _ = _stored_files(piece, folder)
+    return read_csv_text(numbers.read_text(encoding="utf-8"), piece.seeds)
 
 
 def _stored_files(piece: Piece, folder: Path) -> tuple[Path, Path]:

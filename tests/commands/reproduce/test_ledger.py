@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from support.commands import Command
 
+from pe_bench.commands.explain.changes import layer_changes
 from pe_bench.commands.explain.effects import Effect, Loss, Place
 from pe_bench.commands.explain.explanation import Explanation, csv_text, read_csv_text
 from pe_bench.commands.explain.measures import LayerMeasure
@@ -147,7 +148,8 @@ def test_a_claim_about_a_change_is_judged_by_the_share_of_the_loss_that_it_resto
         LayerMeasure("entropy", 0, 256, 0.6, Interval(0.1, 0.05, 0.15, 2, 0)),
         LayerMeasure("entropy", 1, 128, reason="no softmax"),
     )
-    losses = (Loss(256, lost), Loss(512, Interval(0.0, -0.1, 0.1, 2, 5)))
+    ended = Loss(2048, reason="the table ends at position 127")
+    losses = (Loss(256, lost), Loss(512, Interval(0.0, -0.1, 0.1, 2, 5)), ended)
     found = Explanation("rope", runs, 128, (256, 512), 10, 5, True, losses, effects, "why", measures)
     read = read_csv_text(csv_text(found), seeds=2)
     for effect, again in zip(effects, read.effects, strict=True):
@@ -156,7 +158,7 @@ def test_a_claim_about_a_change_is_judged_by_the_share_of_the_loss_that_it_resto
         assert (effect.share is None) == (again.share is None)
         assert effect.share is None or effect.share == replace(again.share, documents=5)
     assert read.measures == [*measures]
-    explained = shares_of(found, "long")
+    explained = shares_of(Series("rope", "long"), read.losses, read.effects)
     assert explained.series == Series("rope", "long")
 
     class Scores(TableScores):
@@ -170,7 +172,8 @@ def test_a_claim_about_a_change_is_judged_by_the_share_of_the_loss_that_it_resto
         ("window", 2, "unclear", "no softmax"),
         ("cut", 4, "unclear", "no loss is sure at 512"),
         ("cut", 8, "unclear", NOT_SCORED),
-        ("off", 2, "unclear", NOT_SCORED),
+        ("cut", 16, "unclear", "the table ends at position 127"),
+        ("cutt", 2, "unclear", "unknown change of all layers 'cutt': did you mean 'cut'?"),
     ):
         claim = Claim("restores", "x", "rope", at, change=change)
         judged = judge_claim(claim, Scores([], 128))
@@ -195,6 +198,7 @@ def test_a_table_does_not_say_whether_a_later_stage_has_learned_and_says_it_of_a
 
 def test_each_claim_of_the_ledger_names_a_study_that_has_its_sweep() -> None:
     sweeps = {name: {sweep.name for sweep in read_study(name).sweeps} for name in study_names()}
+    changes = [change.name for change in layer_changes(128) if change.in_all_layers]
     links = [paper.link for paper in read_papers()]
     assert len({*links}) >= 20
     for paper in read_papers():
@@ -203,6 +207,7 @@ def test_each_claim_of_the_ledger_names_a_study_that_has_its_sweep() -> None:
             if claim.study:
                 assert claim.study in sweeps, f"{paper.name} names the study {claim.study}"
                 assert {claim.sweep, claim.than_sweep or claim.sweep} <= sweeps[claim.study], claim
+            assert not claim.change or claim.change in changes, claim
             for study, sweep in claim.also.items():
                 assert study in sweeps and sweep in sweeps[study], claim
 
