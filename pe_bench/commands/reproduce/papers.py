@@ -4,7 +4,7 @@ A study of pe-bench tests the claims that name this study. A user's own study ha
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import MISSING, dataclass, field, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, get_type_hints
@@ -154,9 +154,8 @@ def _read_paper(path: Path) -> Paper:
             check_claim(claim)
             message = f"a claim needs a source, or a rule, one of: {', '.join(paper.rules) or 'none'}"
             require(bool(claim.source) or claim.rule in paper.rules, message)
-    except (OSError, ValueError, TypeError) as error:  # a key that is missing is a TypeError
-        message = first_line(error).replace("__init__() ", "")
-        raise UserError(f"{path}: {message}") from error
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: {first_line(error)}") from error
     return replace(paper, name=path.stem)
 
 
@@ -176,8 +175,8 @@ def check_claim(claim: Claim) -> None:
 def parse_record(kind: type[Any], values: Any, key: str, parts: Mapping[str, type]) -> Any:
     """Return a mapping from a YAML file as an instance of the dataclass `kind`, its values checked.
 
-    Raises `UserError`, which names `key`, for keys and values that `kind` does not take. parts: the
-    dataclasses of the records in lists, by the key of the list.
+    Raises `UserError`, which names `key`, for unknown and missing keys, and for values of another type.
+    parts: the dataclasses of the records in lists, by the key of the list.
     """
     require(isinstance(values, Mapping), f"{key} must hold keys and values, not {shown(values)}")
     types = get_type_hints(kind)
@@ -190,5 +189,11 @@ def parse_record(kind: type[Any], values: Any, key: str, parts: Mapping[str, typ
             checked_values[name] = check_type(value, types[name], full_name)
         else:
             records = check_type(value, list[Any], full_name)
-            checked_values[name] = tuple(parse_record(part, record, name, parts) for record in records)
+            numbered = enumerate(records)
+            checked_values[name] = tuple(
+                parse_record(part, record, f"{name}[{number}]", parts) for number, record in numbered
+            )
+    needed = [each.name for each in fields(kind) if each.default is MISSING is each.default_factory]
+    absent = ", ".join(name for name in needed if name not in checked_values)
+    require(not absent, f"{key} needs {absent}")
     return kind(**checked_values)

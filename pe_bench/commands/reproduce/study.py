@@ -221,9 +221,8 @@ def read_study(name: str, search: Sequence[Path] = ()) -> Study:
         if path.parent.parent == config_dir():
             study = replace(study, claims=(*study.claims, *ledger_claims(name)))
         _check_study(study)
-    except (OSError, ValueError, TypeError) as error:  # a key that is missing is a TypeError
-        message = first_line(error).replace("__init__() ", "")
-        raise UserError(f"{path}: {message}") from error
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: {first_line(error)}") from error
     return replace(study, name=name, path=path, search=tuple(search))
 
 

@@ -237,8 +237,9 @@ def test_a_mistake_in_the_ledger_names_its_file(tmp_path: Path) -> None:
             "kind: measured, text: it falls",
             "belongs in configs/claims and needs text and outcome",
         ),
-        ("title: A\n", "", "missing 1 required positional argument: 'title'"),
-        ("source: table", "sorce: table", "did you mean 'source'?"),
+        ("title: A\n", "", "paper needs title"),
+        ("kind: falls, ", "", "claims[0] needs kind"),
+        ("source: table", "sorce: table", "unknown key of claims[0] 'sorce': did you mean 'source'?"),
     ):
         path.write_text(text.replace(before, after))
         with pytest.raises(UserError) as error:

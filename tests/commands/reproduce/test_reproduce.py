@@ -140,7 +140,7 @@ def test_a_mistake_in_a_study_names_its_file(configs: Path) -> None:
         ("after: first", "after: long", "the sweep 'tuned' needs an earlier one, and 'long' is none"),
         ("sweep: tuned", "sweep: tunde", "unknown sweep 'tunde': did you mean 'tuned'?"),
         ("seeds: 1", "sedes: 1", "did you mean 'seeds'?"),
-        ("title: A toy", "", "missing 1 required positional argument: 'title'"),
+        ("title: A toy", "", "study needs title"),
     ):
         path.write_text(TOY.replace(before, after))
         with pytest.raises(UserError) as error:
