@@ -20,6 +20,7 @@ ABOVE, BETWEEN, BELOW = 0.6, 0.6, 0.6  # inches: above the bars, between the row
 LEAST_SHARE = -0.6  # the smallest share that is shown
 MOST_SHARE = 1.15  # the largest share that is shown
 SHARE_TICKS = ([-0.5, 0, 0.5, 1], ["-50", "0", "50", "100 %"])
+X_MARGIN = 0.05  # the margin left and right of lines, as a part of their width
 SMALL_FONT = 8  # points, of numbers at the axes
 NOTE_WIDTH = 110  # characters of the note
 
@@ -140,6 +141,8 @@ def _draw_lines(axes: "Axes", measures: Sequence[LayerMeasure]) -> None:
     lengths = [measure.length for measure in measures]
     ends = [min(lengths), max(lengths)]
     axes.set_xscale("log", base=2)
+    margin = (ends[1] / ends[0]) ** X_MARGIN
+    axes.set_xlim(ends[0] / margin, ends[1] * margin)
     axes.set_xticks(ends, [f"{length:,}" for length in ends], fontsize=SMALL_FONT)
     axes.minorticks_off()
     axes.set_xlabel("tokens", fontsize=SMALL_FONT)
