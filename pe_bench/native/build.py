@@ -19,12 +19,12 @@ from torch import Tensor
 
 from pe_bench.errors import RunError, first_line
 from pe_bench.system.files import cache_key, cache_root, cached_folder
-from pe_bench.system.machine import processor_facts
+from pe_bench.system.machine import processor_facts, processor_features
 
 SOURCE_FOLDER = Path(__file__).parent
 KERNEL_SOURCE = SOURCE_FOLDER / "kernel.cpp"
-AMX_SOURCE = SOURCE_FOLDER / "amx.cpp"
-HEADERS = ("common.h", "entries.h", "layers.h", "muon.h", "tiles.h")
+BFLOAT16_SOURCE = SOURCE_FOLDER / "bfloat16.cpp"
+HEADERS = ("common.h", "entries.h", "layers.h", "muon.h", "products.h", "tiles.h")
 LIBRARY_FILE = "kernel.so"
 ENTRY_FUNCTION = "pe_bench_use_threads"  # a function that each library has
 COMPILERS = ("c++", "g++", "clang++")
@@ -35,9 +35,12 @@ COMPILER_FLAGS = (
 )
 # Flags for all instructions of this processor; some compilers do not know the first.
 PROCESSOR_FLAGS = ("-march=native", "-mcpu=native")
-# Features of a processor with AMX, and flags for a compiler that may not know the processor yet.
-AMX_FEATURES = {"amx_tile", "amx_bf16", "avx512f"}
-AMX_FLAGS = ("-mamx-tile", "-mamx-bf16")
+# The features of processors with instructions for products of bfloat16, under Linux's names, and flags for a
+# compiler that may not know the processor yet.
+TILE_FEATURES = {"amx_tile", "amx_bf16", "avx512f"}
+TILE_FLAGS = ("-mamx-tile", "-mamx-bf16")
+DOT_FEATURES = {"avx512_bf16", "avx512f"}
+DOT_FLAGS = ("-mavx512f", "-mavx512bf16", "-DDOT_PRODUCTS")
 COMPILER_SECONDS = 120  # the most seconds that a compiler may run
 # Facts that distinguish the processors of machines with one cache folder.
 PROCESSOR_FACTS = ("model name", "flags", "Features", "CPU part")
@@ -48,6 +51,7 @@ class Kernel(NamedTuple):
 
     library: ctypes.CDLL | None
     description: str  # one line: the compiler, or what is missing
+    has_tiles: bool = False  # it multiplies bfloat16 by the tiles of AMX
 
 
 @functools.cache
@@ -57,17 +61,21 @@ def kernel() -> Kernel:
 
 
 @functools.cache
-def amx_kernel() -> Kernel:
-    """Return the attention kernel for bfloat16, for processors with AMX. Never raises."""
-    features = set(processor_facts().get("flags", "").split())  # under Linux's names
-    if not features >= AMX_FEATURES:
-        return Kernel(None, "this processor has no tiles for bfloat16 (AMX)")
-    built = _find_or_build(AMX_SOURCE, AMX_FLAGS)
-    if built.library is not None:
-        reason = built.library.pe_bench_permit()
-        if reason != 0:
-            return Kernel(None, f"the system lends no tiles of the processor: {os.strerror(reason)}")
-    return built
+def bfloat16_kernel() -> Kernel:
+    """Return the attention kernel for bfloat16, for processors with AMX or AVX512_BF16. Never raises."""
+    features = processor_features()
+    reason = "this processor has no instructions for products of bfloat16 (AMX, AVX512_BF16)"
+    if features >= TILE_FEATURES:
+        built = _find_or_build(BFLOAT16_SOURCE, TILE_FLAGS)
+        if built.library is None:
+            return built
+        refusal = built.library.pe_bench_permit()
+        if refusal == 0:
+            return built._replace(has_tiles=True)
+        reason = f"the system lends no tiles of the processor: {os.strerror(refusal)}"
+    if features >= DOT_FEATURES:
+        return _find_or_build(BFLOAT16_SOURCE, DOT_FLAGS)
+    return Kernel(None, reason)
 
 
 def _find_or_build(source: Path, more_flags: Sequence[str]) -> Kernel:

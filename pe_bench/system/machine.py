@@ -250,9 +250,15 @@ def processor_facts() -> dict[str, str]:
     return facts
 
 
+def processor_features() -> set[str]:
+    """Return the features of the first processor under Linux's names (`flags` of x86, `Features` of ARM)."""
+    facts = processor_facts()
+    return set(f"{facts.get('flags', '')} {facts.get('Features', '')}".split())
+
+
 def vector_instructions() -> str:
     """Return the name of the processor's widest instructions for matrix products: AMX, AVX512, AVX2, ..."""
-    if "amx_tile" in processor_facts().get("flags", "").split():
+    if "amx_tile" in processor_features():
         return "AMX"
     return torch.backends.cpu.get_cpu_capability()
 
@@ -261,9 +267,7 @@ def multiplies_bfloat16(device: torch.device) -> bool:
     """Return whether a device has instructions for products of bfloat16 matrices."""
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
-    facts = processor_facts()
-    flags = f"{facts.get('flags', '')} {facts.get('Features', '')}".split()  # the flags of x86, and of ARM
-    return not {"avx512_bf16", "amx_bf16", "bf16"}.isdisjoint(flags)
+    return not {"avx512_bf16", "amx_bf16", "bf16"}.isdisjoint(processor_features())
 
 
 def device_name(device: torch.device) -> str:

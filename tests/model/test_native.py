@@ -15,9 +15,18 @@ from torch import Tensor
 from pe_bench.encodings.base import LayerEncoding, Side
 from pe_bench.encodings.content.fox import FoX
 from pe_bench.inspection.check.case import layer_inputs, worst
-from pe_bench.model.attention import NATIVE, attention, choose_path, native, reference_attention
+from pe_bench.model import attention as model_attention
+from pe_bench.model.attention import (
+    MAX_NATIVE_TOKENS,
+    NATIVE,
+    attention,
+    choose_path,
+    native,
+    reference_attention,
+)
 from pe_bench.model.attention.native import causal_attention, native_column_attention
 from pe_bench.native import build
+from pe_bench.system.machine import processor_features
 
 B, H, K = 2, 3, 20
 SCALE = 0.2
@@ -121,13 +130,18 @@ def test_the_sums_of_fox_lose_no_digits_however_long_the_text() -> None:
     assert worst(found, reference_attention(encoding.double(), *doubles, position)) < 2e-6
 
 
-@pytest.fixture(params=["emulated", "of this processor"])
-def tiles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Half precision takes the kernel, with these tiles."""
+@pytest.fixture(params=["emulated tiles", "dot products", "of this processor"])
+def products(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Half precision takes the kernel, with these products."""
     compiler, target = build.find_compiler(), tmp_path / build.LIBRARY_FILE
-    if request.param == "emulated" and compiler is not None:
-        build.compile_library(compiler, build.AMX_SOURCE, ["-march=native", "-DEMULATED_TILES"], target)
-        kernel = build.Kernel(ctypes.CDLL(str(target)), "emulated")
+    flags = ["-march=native", "-DEMULATED_TILES"]
+    if request.param == "dot products":
+        if not processor_features() >= build.DOT_FEATURES:
+            pytest.skip("this processor has no dot products of bfloat16")
+        flags = ["-march=native", *build.DOT_FLAGS]
+    if request.param != "of this processor" and compiler is not None:
+        build.compile_library(compiler, build.BFLOAT16_SOURCE, flags, target)
+        kernel = build.Kernel(ctypes.CDLL(str(target)), request.param)
         monkeypatch.setattr(native, "usable_kernel", lambda *_: kernel)
     elif native.usable_kernel(torch.bfloat16).library is None:
         pytest.skip(native.usable_kernel(torch.bfloat16).description)
@@ -135,7 +149,7 @@ def tiles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_p
 
 @here
 @on_x86
-def test_half_precision_is_as_exact_as_its_type(tiles: None) -> None:
+def test_half_precision_is_as_exact_as_its_type(products: None) -> None:
     for tokens, width, value_width in (
         *((64, 33, 32), (128, 32, 32), (129, 64, 64), (129, 20, 33), (300, 96, 96), (300, 32, 20)),
         *((47, 7, 7), (2, 1, 1), (31, 3, 40), (33, 40, 2), (97, 65, 31)),
@@ -150,6 +164,26 @@ def test_half_precision_is_as_exact_as_its_type(tiles: None) -> None:
                 assert worst(one, truth) <= 4 * ROUNDING * max(1.0, float(truth.abs().max()))
                 error = (one.double() - truth).square().mean().sqrt()
                 assert tokens < 64 or error <= ROUNDING * truth.square().mean().sqrt()
+
+
+@here
+def test_scores_in_bfloat16_take_the_kernel_where_it_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = native.usable_kernel(torch.float32)
+    plain, long = LayerEncoding(), MAX_NATIVE_TOKENS + 1
+
+    def path(encoding: LayerEncoding, tokens: int, found: build.Kernel) -> str:
+        monkeypatch.setattr(model_attention, "usable_kernel", lambda *_: found)
+        q = torch.empty(1, 4, tokens, K, dtype=torch.bfloat16)
+        with torch.inference_mode():
+            return choose_path(encoding, q, torch.arange(tokens)).name
+
+    without_tiles, with_tiles = kernel._replace(has_tiles=False), kernel._replace(has_tiles=True)
+    assert path(plain, 64, without_tiles) == path(plain, long, without_tiles) == "native"
+    assert path(OneSlopeForAllHeads(), 64, without_tiles) == "native"
+    assert path(OneSlopeForAllHeads(), long, without_tiles) == "fused distance"
+    assert path(plain, 64, with_tiles) == path(plain, 64, build.Kernel(None, "none")) == "fused"
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)  # too many for four heads
+    assert path(plain, 64, without_tiles) == "fused"
 
 
 @here

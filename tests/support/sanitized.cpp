@@ -1,7 +1,8 @@
 // Runs a kernel, and what lies between attentions, on many shapes, under the sanitizers it is compiled with; ends
 // with 0 where nothing is amiss.
-#ifdef EMULATED_TILES  // slow, and all of one size
-#include "../../pe_bench/native/amx.cpp"
+#if defined(EMULATED_TILES) || defined(DOT_PRODUCTS)  // the first is slow; squares are all of one size
+#define OF_BFLOAT16
+#include "../../pe_bench/native/bfloat16.cpp"
 #define SOME_TOKENS {1, 31, 32, 33, 161}
 #define SOME_WIDTHS {7, 33}
 #define SOME_VALUE_WIDTHS {1, 40}
@@ -78,7 +79,7 @@ bool try_shape(const Shape& shape, bool with_bias) {
            all_finite(of_bias);
 }
 
-#ifndef EMULATED_TILES
+#ifndef OF_BFLOAT16
 bool try_layers(int64_t rows, int64_t width, int threads) {
     const auto x = random_floats(rows * width), slope = random_floats(rows * width), weight = random_floats(width);
     const auto both = random_floats(2 * rows * width);
@@ -131,7 +132,7 @@ int main() {
                         return 1;
                     }
                 }
-#ifndef EMULATED_TILES
+#ifndef OF_BFLOAT16
     for (const int64_t rows : {1, 31, 32, 33, 100})
         for (const int64_t width : {1, 7, 16, 33, 128})
             for (const int threads : {1, 3})

@@ -100,7 +100,7 @@ def choose_path(
         return chunk_path(encoding, q)
     native = is_native(q)
     if not encoding.overrides("bias", "distance_bias"):
-        return NATIVE if native else FUSED
+        return NATIVE if native or is_faster_in_bfloat16(q) else FUSED
     if native and encoding.has_columns():
         return NATIVE_COLUMN
     if encoding.overrides("bias") or not can_tabulate(position):
@@ -122,12 +122,25 @@ def path_of_last_queries(encoding: LayerEncoding, q: Tensor) -> AttentionPath:
 
 
 def is_native(q: Tensor) -> bool:
-    """Return true if our kernel can handle these queries: on a CPU with a compiler."""
+    """Return true if our kernel is the fastest for these queries and any bias: on a CPU with a compiler."""
     if q.device.type != "cpu" or usable_kernel(torch.float32).library is None:
         return False
     if torch.is_grad_enabled() and q.requires_grad:
         return q.dtype in (torch.float32, torch.bfloat16)
-    return q.dtype == torch.float32 and q.shape[-2] <= MAX_NATIVE_TOKENS
+    is_fast = q.dtype == torch.float32 or is_faster_in_bfloat16(q)
+    return is_fast and q.shape[-2] <= MAX_NATIVE_TOKENS
+
+
+def is_faster_in_bfloat16(q: Tensor) -> bool:
+    """Return true if our kernel scores these queries, in bfloat16 and without a bias, faster than PyTorch's.
+
+    Without AMX, PyTorch's kernel multiplies in float32. Our kernel gives each head to one thread.
+    """
+    if q.device.type != "cpu" or q.dtype != torch.bfloat16:
+        return False
+    kernel = usable_kernel(torch.bfloat16)
+    heads = q.shape[0] * q.shape[1]
+    return kernel.library is not None and not kernel.has_tiles and heads >= 2 * torch.get_num_threads()
 
 
 def can_use_tables(encoding: LayerEncoding, q: Tensor, position: Tensor) -> bool:

@@ -2,7 +2,7 @@
 
 PyTorch's fused kernels take half of a training step on short texts, and have no gradient for a bias that is
 not materialised. Our kernels are compiled on first use by a C++ compiler (`build.py`): one in float32 for
-every processor (`kernel.cpp`), and one in bfloat16 for processors with AMX (`amx.cpp`).
+every processor (`kernel.cpp`), and one in bfloat16 for processors with AMX or AVX512_BF16 (`bfloat16.cpp`).
 
 Letters: B batch, H query heads, T tokens, K width of queries and keys, V of values.
 """
@@ -99,7 +99,7 @@ def usable_kernel(dtype: torch.dtype) -> build.Kernel:
 
     The test, once in a process, compares a small case with float64.
     """
-    kernel = build.amx_kernel() if dtype == torch.bfloat16 else build.kernel()
+    kernel = build.bfloat16_kernel() if dtype == torch.bfloat16 else build.kernel()
     worst = 0.0 if kernel.library is None else _largest_error(kernel.library, dtype)
     if worst < MAX_KERNEL_ERROR[dtype]:  # false for a NaN
         return kernel

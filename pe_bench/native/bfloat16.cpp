@@ -1,21 +1,17 @@
-// The attention of kernel.cpp for bfloat16: products by the tiles of AMX, all else in float32.
+// The attention of kernel.cpp for bfloat16: products by the processor's instructions for it (products.h), all
+// else in float32.
 //
-// Everything is cut into squares of 32 x 32, which are 2 x 2 tiles of sums. Scores stand transposed, keys x
+// Everything is cut into squares of 32 x 32. Scores stand transposed, keys x
 // queries, and so do the sums over keys. Then a query is a lane of a vector: its largest logit and its sum
 // need nothing across lanes, the weights become the right operand of a product where they lie, and of a
 // distance table neighbouring lanes read neighbouring entries.
 //
-// An operand is cut into panels, one after the other, of 32 x 32 numbers in 512 words, two numbers in each:
-//
-//   left panel   [32][16]: 32 rows; the pairs are neighbours in a row
-//   right panel  [16][32]: 32 columns; the pairs are neighbours in a column
-//
-// A transposed left panel of a matrix, word by word, is a right panel of the transposed matrix, and the other
+// An operand is cut into the panels of products.h, one after the other. A transposed left panel of a matrix, word by word, is a right panel of the transposed matrix, and the other
 // way.
 // The forward pass goes through the keys of 32 queries; the backward pass through the queries of 32 keys.
 
 #include "common.h"
-#include "tiles.h"
+#include "products.h"
 
 namespace {
 
@@ -23,8 +19,7 @@ using Tensor = Strided<uint16_t>;  // the bits of bfloat16
 using Floats = Buffer<float>;
 using Words = Buffer<uint32_t>;
 
-constexpr int SIDE = 32, HALF = SIDE / 2;
-constexpr int SQUARE = SIDE * SIDE, PANEL = SIDE * HALF;
+constexpr int SQUARE = SIDE * SIDE;
 constexpr int MOST = 4;  // squares whose products are added up before they are stored
 static_assert(HALF % LANES == 0);
 
@@ -108,40 +103,6 @@ void to_right(const uint32_t* left, uint32_t* right) {
             const uint16_t* even = numbers + 2 * row * SIDE + c;
             write(right + row * SIDE + c, widened(even) | (widened(even + SIDE) << 16));
         }
-}
-
-// c[32 x 32] = or += left[32 x 32 steps] right[32 steps x 32]; `left_step` panels lead to the left's next.
-template <bool ADD>
-void product(int64_t steps, const uint32_t* left, int64_t left_step, const uint32_t* right, float* c) {
-    constexpr int64_t ROW = SIDE * sizeof(float), LEFT_ROW = HALF * sizeof(uint32_t);
-    float* below = c + HALF * SIDE;
-    if (ADD) {
-        tile_load(0, c, ROW);
-        tile_load(1, c + HALF, ROW);
-        tile_load(2, below, ROW);
-        tile_load(3, below + HALF, ROW);
-    } else {
-        tile_zero(0);
-        tile_zero(1);
-        tile_zero(2);
-        tile_zero(3);
-    }
-    for (int64_t step = 0; step < steps; ++step) {
-        tile_load(4, left, LEFT_ROW);
-        tile_load(5, left + PANEL / 2, LEFT_ROW);
-        tile_load(6, right, ROW);
-        tile_load(7, right + HALF, ROW);
-        tile_dot(0, 4, 6);
-        tile_dot(1, 4, 7);
-        tile_dot(2, 5, 6);
-        tile_dot(3, 5, 7);
-        left += left_step * PANEL;
-        right += PANEL;
-    }
-    tile_store(0, c, ROW);
-    tile_store(1, c + HALF, ROW);
-    tile_store(2, below, ROW);
-    tile_store(3, below + HALF, ROW);
 }
 
 // The rows of one head, as its places in a tensor.
@@ -231,7 +192,7 @@ struct Head {
         }
     }
 
-    const Tiles tiles;
+    const Instructions instructions;
     const float scale;
     const int64_t tokens, strips, across, value_across;
     Words query_rows, query_turned, key_rows, value_rows;
@@ -469,8 +430,8 @@ struct Backward : Head {
 
 extern "C" {
 
-// Once a process, before the first pass: 0 where the system lends its tiles, or else why not.
-int pe_bench_permit() { return permit_tiles(); }
+// Once a process, before the first pass: 0 where the system permits the instructions, or else why not.
+int pe_bench_permit() { return permit_instructions(); }
 }
 
 #include "entries.h"
