@@ -21,7 +21,8 @@ from pe_bench.scoring.protocols import Plan, paired_plan, scores_of
 from pe_bench.scoring.scorer import Scored, Scorer
 from pe_bench.scoring.targets import target_blocks
 
-FITTED_BLOCKS = 8  # the blocks of targets to fit on, in documents without a scored target
+# The most blocks of targets to fit on, in documents without a scored target; never more than are scored.
+MOST_FITTED_BLOCKS = 8
 DEFAULT_TIMES = (2, 4)  # times the training length; the longest length is scored too
 
 
@@ -50,7 +51,8 @@ def plan_targets(
     lengths = [config.train.length, *chosen_lengths(config, asked)]
     count = evaluation.targets
     size = evaluation.resolved_target_tokens(config.train.length)
-    room = (data.validation, max(lengths), size, count + FITTED_BLOCKS)
+    with_fitted = count + min(count, MOST_FITTED_BLOCKS)
+    room = (data.validation, max(lengths), size, with_fitted)
     blocks = target_blocks(*room, evaluation.seed, data.hash, evaluation.half)
     scored = blocks.chosen(blocks.turn < count)
     others = blocks.chosen(~np.isin(blocks.document, scored.document))
@@ -91,6 +93,15 @@ class Bench:
     @property
     def train_length(self) -> int:
         return self.job.config.train.length
+
+    def windows_to_fit(self, length: int) -> float:
+        """Return how many windows are scored to fit at a length, over those of its plan.
+
+        As many are scored at the training length. 0 where nothing is fitted, or all is fitted already.
+        """
+        if length in self._subjects or length <= self.train_length or not self.fitted_on:
+            return 0
+        return len(self.fitted_on[length].windows) / len(self.plans[length].windows)
 
     def subject(self, length: int) -> ModelAtLength:
         """Return the model to change at a length, with the factors fitted at this length."""

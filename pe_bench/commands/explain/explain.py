@@ -186,9 +186,7 @@ class Explainer:
                 return losses, effects
             effects += self._effects_of_changes(planned, losses)
         if is_deep:
-            helpful = {effect.change for effect in effects if surely_restores_something(effect)}
-            for_parts = [change for change in for_parts if change.name in helpful]
-            effects += self._effects_in_parts(for_parts, losses)
+            effects += self._effects_in_parts(helpful_changes(for_parts, effects), losses)
         layer = worst_layer(losses, effects)
         if by_head and layer is not None:
             effects += self._effects_of_changes(self._head_changes(layer), losses)
@@ -201,7 +199,10 @@ class Explainer:
         return print_cost_once(lambda pieces: f"{text}: {work}" if work else text)
 
     def _effects_in_parts(self, changes: Sequence[Change], losses: Sequence[Loss]) -> list[Effect]:
-        """Return the effects of changes in quarters of the depth, then in each layer of the worst quarter."""
+        """Return the effects of changes in quarters of the depth, then in each layer of the worst quarter.
+
+        In single layers, only changes are tried that surely restore something in this quarter.
+        """
         if not changes:
             say("no change of all layers surely restores anything, so no part of the model is changed alone")
             return []
@@ -209,6 +210,10 @@ class Explainer:
             effects = self._effects_of_changes([*product(changes, quarters(self.n_layers))], losses)
         worst = best_effect(effects, losses)
         if worst is None:
+            return effects
+        changes = helpful_changes(changes, [effect for effect in effects if effect.place == worst.place])
+        if not changes:
+            say(f"nothing surely restores anything {worst.place.words}, so no single layer is changed")
             return effects
         inside = [Place((number,)) for number in worst.place.layers]
         with self._printed_cost("changes of single layers"):
@@ -262,8 +267,11 @@ class Explainer:
             self.seconds[length] = self.seconds[self.train_length] * length / self.train_length
         experiments = [Experiment(*each, length) for length, each in product(self.lengths, planned)]
         unchanged = sum(self.seconds[length] for length in self.lengths)
+        self._expect_seconds(unchanged + self._seconds_of(experiments))
+
+    def _expect_seconds(self, seconds: float) -> None:
         job = self.benches[0].job
-        expect(unchanged + sum(map(self._seconds_to_score, experiments)), cores_of(job.device, job.threads))
+        expect(seconds, cores_of(job.device, job.threads))
 
     def _score_unchanged(self, length: int) -> str:
         """Score the unchanged models at a length. Returns why this is not possible; empty if it is."""
@@ -289,9 +297,7 @@ class Explainer:
         experiments += [Experiment(*each, self.train_length) for each in acting]
         # By the first changed layer, so that the inputs of one layer are kept at a time.
         experiments.sort(key=lambda each: (each.length, each.place.layers[0]))
-        job = self.benches[0].job
-        seconds = sum(map(self._seconds_to_score, experiments))
-        expect(seconds, cores_of(job.device, job.threads))
+        self._expect_seconds(self._seconds_of(experiments))
         effects: list[Effect] = []
         previous = None
         with progress_bar("explain", len(experiments)) as bar:
@@ -304,6 +310,16 @@ class Explainer:
                 effects.append(self._score_change(experiment, lost.get(length)))
                 previous = length
         return effects
+
+    def _seconds_of(self, experiments: Sequence[Experiment]) -> float:
+        """Return the expected seconds to score changes, and to fit what is not fitted yet."""
+        scoring = sum(map(self._seconds_to_score, experiments))
+        lengths = {experiment.length for experiment in experiments}
+        return scoring + sum(map(self._seconds_to_fit, lengths))
+
+    def _seconds_to_fit(self, length: int) -> float:
+        once = self.seconds[length] + self.seconds[self.train_length]
+        return once * self.benches[0].windows_to_fit(length)
 
     def _seconds_to_score(self, experiment: Experiment) -> float:
         """Return the expected seconds to score a change, without the layers below it, which changes share."""
@@ -333,3 +349,9 @@ def quarters(n_layers: int) -> list[Place]:
     depths = range(QUARTERS + 1)
     edges = [round(n_layers * quarter / QUARTERS) for quarter in depths]
     return [Place(tuple(range(*pair))) for pair in pairwise(edges)]
+
+
+def helpful_changes(changes: Sequence[Change], effects: Sequence[Effect]) -> list[Change]:
+    """Return the changes that surely restore something in one of the effects."""
+    helpful = {effect.change for effect in effects if surely_restores_something(effect)}
+    return [change for change in changes if change.name in helpful]
