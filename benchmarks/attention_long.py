@@ -56,6 +56,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--whole", type=int, default=4096, help=f"also time {WHOLE}, up to this length (default: 4096)"
     )
+    parser.add_argument("--bf16", action="store_true", help="queries, keys and values in bfloat16")
     parser.add_argument("--denormals", action="store_true", help="do not flush denormals to zero")
     add_usual_options(parser, repeats=5)
     return parser.parse_args()
@@ -85,7 +86,8 @@ def measured(given: argparse.Namespace, length: int, whole: bool) -> list[list[s
 def drawn(given: argparse.Namespace, length: int) -> Inputs:
     """Return the input of a layer, queries, keys and values, laid out as in a model."""
     generator = torch.Generator().manual_seed(given.seed)
-    x, *rest = torch.randn(4, given.batch, length, given.heads * given.width, generator=generator)
+    drawn_numbers = torch.randn(4, given.batch, length, given.heads * given.width, generator=generator)
+    x, *rest = drawn_numbers.bfloat16() if given.bf16 else drawn_numbers
     q, k, v = (projected.unflatten(-1, (given.heads, given.width)).transpose(1, 2) for projected in rest)
     return x, q, k, v
 
