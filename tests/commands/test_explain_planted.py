@@ -147,10 +147,13 @@ def test_a_deep_model_that_no_change_helps_is_not_changed_in_parts(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(explain, "MAX_SINGLE_LAYERS", LAYERS - 1)
+    monkeypatch.setattr(explain, "SECONDS_BETWEEN_LINES", 0.0)
     monkeypatch.setattr(explain, "surely_restores_something", lambda effect: False)
     _, effects = spoilt(bench, "new distances", 0).explain(by_head=True)
     assert effects and all(effect.place.is_all for effect in effects)
-    assert "no change of all layers surely restores anything" in capsys.readouterr().err
+    printed = capsys.readouterr().err
+    assert "no change of all layers surely restores anything" in printed
+    assert f"explain: 1 of {len(effects)} changes scored, next: length" in printed
 
 
 @pytest.mark.full

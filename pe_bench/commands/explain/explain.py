@@ -46,6 +46,7 @@ UNLEARNED_TEXTS = {
 ByOption = Literal["head", "layer"]
 MAX_SINGLE_LAYERS = 8  # layers: in a model with more, quarters of the depth come before single layers
 QUARTERS = 4
+SECONDS_BETWEEN_LINES = 60.0  # at least, where standard error is no terminal
 SLOW = 10.0  # seconds to score the training length; beyond it, the cost is estimated before longer lengths
 TARGET_BLOCKS = 20  # blocks: as many documents as an interval over documents needs
 TARGET_BLOCKS_OF_HF_MODEL = 4
@@ -299,16 +300,15 @@ class Explainer:
         experiments.sort(key=lambda each: (each.length, each.place.layers[0]))
         self._expect_seconds(self._seconds_of(experiments))
         effects: list[Effect] = []
-        previous = None
+        last_line = time.monotonic()
         with progress_bar("explain", len(experiments)) as bar:
             for number, experiment in enumerate(experiments):
-                length = experiment.length
                 line = None
-                if previous not in (None, length):
-                    line = f"length {previous:,} done"
+                if time.monotonic() > last_line + SECONDS_BETWEEN_LINES:
+                    line = f"{number} of {len(experiments)} changes scored, next: {experiment}"
+                    last_line = time.monotonic()
                 bar.show(number, str(experiment), line)
-                effects.append(self._score_change(experiment, lost.get(length)))
-                previous = length
+                effects.append(self._score_change(experiment, lost.get(experiment.length)))
         return effects
 
     def _seconds_of(self, experiments: Sequence[Experiment]) -> float:
