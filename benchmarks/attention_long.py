@@ -86,8 +86,8 @@ def measured(given: argparse.Namespace, length: int, whole: bool) -> list[list[s
 def drawn(given: argparse.Namespace, length: int) -> Inputs:
     """Return the input of a layer, queries, keys and values, laid out as in a model."""
     generator = torch.Generator().manual_seed(given.seed)
-    drawn_numbers = torch.randn(4, given.batch, length, given.heads * given.width, generator=generator)
-    x, *rest = drawn_numbers.bfloat16() if given.bf16 else drawn_numbers
+    numbers = torch.randn(4, given.batch, length, given.heads * given.width, generator=generator)
+    x, *rest = numbers.bfloat16() if given.bf16 else numbers
     q, k, v = (projected.unflatten(-1, (given.heads, given.width)).transpose(1, 2) for projected in rest)
     return x, q, k, v
 

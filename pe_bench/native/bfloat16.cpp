@@ -1,13 +1,13 @@
 // The attention of kernel.cpp for bfloat16: products by the processor's instructions for it (products.h), all
 // else in float32.
 //
-// Everything is cut into squares of 32 x 32. Scores stand transposed, keys x
-// queries, and so do the sums over keys. Then a query is a lane of a vector: its largest logit and its sum
-// need nothing across lanes, the weights become the right operand of a product where they lie, and of a
-// distance table neighbouring lanes read neighbouring entries.
+// Everything is cut into squares of 32 x 32. Scores stand transposed, keys x queries, and so do the sums over
+// keys. Then a query is a lane of a vector: its largest logit and its sum need nothing across lanes, the weights
+// become the right operand of a product where they lie, and of a distance table neighbouring lanes read
+// neighbouring entries.
 //
-// An operand is cut into the panels of products.h, one after the other. A transposed left panel of a matrix, word by word, is a right panel of the transposed matrix, and the other
-// way.
+// An operand is cut into the panels of products.h, one after the other. A transposed left panel of a matrix, word
+// by word, is a right panel of the transposed matrix, and the other way.
 // The forward pass goes through the keys of 32 queries; the backward pass through the queries of 32 keys.
 
 #include "common.h"
@@ -192,7 +192,7 @@ struct Head {
         }
     }
 
-    const Instructions instructions;
+    const Instructions instructions{};
     const float scale;
     const int64_t tokens, strips, across, value_across;
     Words query_rows, query_turned, key_rows, value_rows;
@@ -210,13 +210,13 @@ struct Forward : Head {
           turned(value_across * SQUARE) {}
 
     void head(const Shape& shape, const Tensor& q, const Tensor& k, const Tensor& v, const float* bias,
-              const Tensor& out, float* normalizers, int64_t b, int64_t h) {
+              const Tensor& out, float* normalizers, int64_t b, int64_t h, Part part) {
         const Rows value{v, b, h, tokens, shape.value_width};
         const Rows output{out, b, h, tokens, shape.value_width};
         read_head({q, b, h, tokens, shape.width}, {k, b, h, tokens, shape.width}, value, bias);
         pair(strips * value_across, value_rows.at(0), value_paired.at(0));
         transpose(value, false, value_paired.at(0), value_turned.at(0));
-        for (int64_t query = 0; query < strips; ++query) {
+        for (int64_t query = part.first; query < strips; query += part.count) {
             std::fill_n(largest, SIDE, NEVER);
             std::fill_n(sum, SIDE, 0.0f);
             std::fill_n(sums.at(0), value_across * SQUARE, 0.0f);

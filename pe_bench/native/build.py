@@ -35,12 +35,14 @@ COMPILER_FLAGS = (
 )
 # Flags for all instructions of this processor; some compilers do not know the first.
 PROCESSOR_FLAGS = ("-march=native", "-mcpu=native")
-# The features of processors with instructions for products of bfloat16, under Linux's names, and flags for a
-# compiler that may not know the processor yet.
-TILE_FEATURES = {"amx_tile", "amx_bf16", "avx512f"}
-TILE_FLAGS = ("-mamx-tile", "-mamx-bf16")
+# The features of processors with AMX, and with dot products of bfloat16, under Linux's names.
+AMX_FEATURES = {"amx_tile", "amx_bf16", "avx512f"}
 DOT_FEATURES = {"avx512_bf16", "avx512f"}
+# Flags for a compiler that may not know the processor yet.
+AMX_FLAGS = ("-mamx-tile", "-mamx-bf16")
 DOT_FLAGS = ("-mavx512f", "-mavx512bf16", "-DDOT_PRODUCTS")
+# The names of instructions for products of bfloat16, the fastest first, with their features and flags.
+BFLOAT16_INSTRUCTIONS = (("AMX", AMX_FEATURES, AMX_FLAGS), ("AVX512_BF16", DOT_FEATURES, DOT_FLAGS))
 COMPILER_SECONDS = 120  # the most seconds that a compiler may run
 # Facts that distinguish the processors of machines with one cache folder.
 PROCESSOR_FACTS = ("model name", "flags", "Features", "CPU part")
@@ -51,7 +53,6 @@ class Kernel(NamedTuple):
 
     library: ctypes.CDLL | None
     description: str  # one line: the compiler, or what is missing
-    has_tiles: bool = False  # it multiplies bfloat16 by the tiles of AMX
 
 
 @functools.cache
@@ -63,19 +64,16 @@ def kernel() -> Kernel:
 @functools.cache
 def bfloat16_kernel() -> Kernel:
     """Return the attention kernel for bfloat16, for processors with AMX or AVX512_BF16. Never raises."""
-    features = processor_features()
-    reason = "this processor has no instructions for products of bfloat16 (AMX, AVX512_BF16)"
-    if features >= TILE_FEATURES:
-        built = _find_or_build(BFLOAT16_SOURCE, TILE_FLAGS)
-        if built.library is None:
-            return built
-        refusal = built.library.pe_bench_permit()
-        if refusal == 0:
-            return built._replace(has_tiles=True)
-        reason = f"the system lends no tiles of the processor: {os.strerror(refusal)}"
-    if features >= DOT_FEATURES:
-        return _find_or_build(BFLOAT16_SOURCE, DOT_FLAGS)
-    return Kernel(None, reason)
+    kernel = Kernel(None, "this processor has no instructions for products of bfloat16 (AMX, AVX512_BF16)")
+    for instructions, features, flags in BFLOAT16_INSTRUCTIONS:
+        if processor_features() >= features:
+            kernel = _find_or_build(BFLOAT16_SOURCE, flags)
+            refusal = 0 if kernel.library is None else kernel.library.pe_bench_permit()
+            if refusal:
+                kernel = Kernel(None, f"the system refuses {instructions}: {os.strerror(refusal)}")
+            if kernel.library is not None:
+                return Kernel(kernel.library, f"{instructions}, {kernel.description}")
+    return kernel
 
 
 def _find_or_build(source: Path, more_flags: Sequence[str]) -> Kernel:

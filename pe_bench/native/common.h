@@ -156,21 +156,39 @@ void on_threads(int64_t threads, Work& work) {
     for (std::thread& other : others) other.join();
 }
 
-// Every head of every batch, by as many threads as have the memory; false where none had it.
+// One of several parts of a head's blocks of queries: those numbered `first`, `first` + `count`, ...
+struct Part {
+    int64_t first, count;
+};
+
+// Every part of every head of every batch, by as many threads as have the memory; false where none had it.
 template <class Pass, class Work>
-bool each_head(const Shape& shape, Work work) {
+bool each_part(const Shape& shape, int64_t parts, Work work) {
+    const int64_t pieces = shape.batch * shape.heads * parts;
     std::atomic<int64_t> next{0};
     auto take = [&] {
         try {
             Pass pass(shape);
-            for (int64_t n = next++; n < shape.batch * shape.heads; n = next++)
-                work(pass, n / shape.heads, n % shape.heads);
+            for (int64_t n = next++; n < pieces; n = next++) {
+                const int64_t head = n / parts;
+                work(pass, head / shape.heads, head % shape.heads, Part{n % parts, parts});
+            }
         } catch (const std::bad_alloc&) {
             // What this thread did not take, the others do.
         }
     };
-    on_threads(std::min<int64_t>(shape.threads, shape.batch * shape.heads), take);
-    return next >= shape.batch * shape.heads;
+    on_threads(std::min<int64_t>(shape.threads, pieces), take);
+    return next >= pieces;
+}
+
+// In how many parts to compute a head's output, so that two parts or more come to each thread. A part reads the
+// whole head, which costs little against the products of a long text. Queries do not depend on each other, so
+// that no result depends on the parts.
+inline int64_t parts_of_head(const Shape& shape) {
+    constexpr int64_t TOKENS = 512;  // of a part, at least
+    const int64_t heads = shape.batch * shape.heads;
+    const int64_t wanted = shape.threads == 1 ? 1 : (2 * shape.threads + heads - 1) / heads;
+    return std::clamp<int64_t>(wanted, 1, std::max<int64_t>(1, shape.tokens / TOKENS));
 }
 
 // The gradients [batch, heads, tokens] of the bias, added over the batch, in order.

@@ -11,8 +11,9 @@ void pe_bench_use_threads(Parallel parallel) { lent_threads = parallel; }
 // Returns 0, or 1 where there was no memory.
 int pe_bench_forward(const Shape* shape, const Tensor* q, const Tensor* k, const Tensor* v, const float* bias,
                      const Tensor* out, float* normalizers) {
-    return !each_head<Forward>(*shape, [&](Forward& pass, int64_t b, int64_t h) {
-        pass.head(*shape, *q, *k, *v, bias, *out, normalizers, b, h);
+    const int64_t parts = parts_of_head(*shape);
+    return !each_part<Forward>(*shape, parts, [&](Forward& pass, int64_t b, int64_t h, Part part) {
+        pass.head(*shape, *q, *k, *v, bias, *out, normalizers, b, h, part);
     });
 }
 
@@ -22,7 +23,7 @@ int pe_bench_backward(const Shape* shape, const Tensor* q, const Tensor* k, cons
                       const float* bias, const Tensor* out, const float* normalizers, const Tensor* slope,
                       const Tensor* dq, const Tensor* dk, const Tensor* dv, float* bias_gradients,
                       float* bias_gradient) {
-    const bool done = each_head<Backward>(*shape, [&](Backward& pass, int64_t b, int64_t h) {
+    const bool done = each_part<Backward>(*shape, 1, [&](Backward& pass, int64_t b, int64_t h, Part) {
         pass.head(*shape, *q, *k, *v, bias, *out, normalizers, *slope, *dq, *dk, *dv, bias_gradients, b, h);
     });
     if (bias_gradient != nullptr) add_batch(*shape, bias_gradients, bias_gradient);

@@ -7,8 +7,9 @@
 // that is read backwards: for one query, neighbouring keys have neighbouring entries of it, and the gradient
 // is added up the same way.
 //
-// A head of a batch is one piece of work, done by one thread from its beginning to its end; gradients of the
-// bias are added over the batch afterwards, in order. So results do not depend on the number of threads.
+// A head of a batch is one piece of work, done by one thread from its beginning to its end, or some of its blocks
+// of queries in the forward pass; gradients of the bias are added over the batch afterwards, in order. So results
+// do not depend on the number of threads.
 
 #include "common.h"
 
@@ -191,11 +192,11 @@ struct Forward : Head {
         : Head(shape), key(tokens * row), value(tokens * value_row), sums(QUERIES * value_row) {}
 
     void head(const Shape& shape, const Tensor& q, const Tensor& k, const Tensor& v, const float* bias,
-              const Tensor& out, float* normalizers, int64_t b, int64_t h) {
+              const Tensor& out, float* normalizers, int64_t b, int64_t h, Part part) {
         pack(k, b, h, tokens, width, 1, key.at(0), row);
         pack(v, b, h, tokens, shape.value_width, 1, value.at(0), value_row);
         read(shape, q, key.at(0), bias, b, h);
-        for (int64_t first = 0; first < tokens; first += QUERIES) {
+        for (int64_t first = part.first * QUERIES; first < tokens; first += part.count * QUERIES) {
             std::fill_n(largest, QUERIES, NEVER);
             std::fill_n(sum, QUERIES, 0.0f);
             std::memset(sums.at(0), 0, size_t(QUERIES * value_row) * 4);

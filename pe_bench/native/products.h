@@ -1,12 +1,18 @@
-// Products of squares of bfloat16 with sums in float32, by the instructions that a processor has for them:
-//
-//   the tiles of AMX (tiles.h), or
-//   with DOT_PRODUCTS, the dot products of AVX-512 (AVX512_BF16).
+// Products of squares of bfloat16 with sums in float32: by the tiles of AMX (tiles.h), or with DOT_PRODUCTS by
+// the dot products of AVX-512 (AVX512_BF16).
 //
 // A square of 32 x 32 numbers is a panel of 512 words, two numbers in each:
 //
 //   left panel   [32][16]: 32 rows; the pairs are neighbours in a row
 //   right panel  [16][32]: 32 columns; the pairs are neighbours in a column
+//
+// Each of the two ways defines
+//
+//   Instructions            what a thread sets up before its first product, and gives back
+//   permit_instructions()   once a process: 0 where the system permits the instructions, or else why not
+//   product<ADD>(steps, left, left_step, right, c)
+//                           c[32 x 32] = or += left[32 x 32 steps] right[32 steps x 32]; `left_step` panels
+//                           lead to the left's next
 #pragma once
 
 #include <cstdint>
@@ -24,40 +30,39 @@ constexpr int PANEL = SIDE * HALF;
 
 namespace {
 
-struct Instructions {  // nothing is set up
-    Instructions() {}
-};
+struct Instructions {};
 
 inline int permit_instructions() { return 0; }
 
-// Sums of ROWS rows and of all columns stay in registers: 8 x 2 vectors, with 3 more for the operands, of 32.
-constexpr int ROWS = 8, VECTOR = 16, ACROSS = SIDE / VECTOR;
-
-// c[32 x 32] = or += left[32 x 32 steps] right[32 steps x 32]; `left_step` panels lead to the left's next.
 template <bool ADD>
 void product(int64_t steps, const uint32_t* left, int64_t left_step, const uint32_t* right, float* c) {
-    for (int row = 0; row < SIDE; row += ROWS) {
-        float* of_c = c + row * SIDE;
-        __m512 sums[ROWS][ACROSS];
-        for (int r = 0; r < ROWS; ++r)
-            for (int v = 0; v < ACROSS; ++v)
-                sums[r][v] = ADD ? _mm512_loadu_ps(of_c + r * SIDE + v * VECTOR) : _mm512_setzero_ps();
+    constexpr int LANES_OF_SUMS = 16, ACROSS = SIDE / LANES_OF_SUMS;
+    constexpr int DOWN = 8;  // of 32 registers, 8 x 2 hold sums and 3 operands
+    for (int row = 0; row < SIDE; row += DOWN) {
+        float* c_rows = c + row * SIDE;
+        __m512 sums[DOWN][ACROSS];
+        for (int r = 0; r < DOWN; ++r)
+            for (int v = 0; v < ACROSS; ++v) {
+                const float* from = c_rows + r * SIDE + v * LANES_OF_SUMS;
+                sums[r][v] = ADD ? _mm512_loadu_ps(from) : _mm512_setzero_ps();
+            }
         for (int64_t step = 0; step < steps; ++step) {
-            const uint32_t* of_left = left + step * left_step * PANEL + row * HALF;
-            const uint32_t* of_right = right + step * PANEL;
+            const uint32_t* left_rows = left + step * left_step * PANEL + row * HALF;
+            const uint32_t* right_panel = right + step * PANEL;
             for (int pair = 0; pair < HALF; ++pair) {
                 __m512bh columns[ACROSS];
                 for (int v = 0; v < ACROSS; ++v)
-                    columns[v] = (__m512bh)_mm512_loadu_si512(of_right + pair * SIDE + v * VECTOR);
-                for (int r = 0; r < ROWS; ++r) {
-                    const auto both = (__m512bh)_mm512_set1_epi32(int(of_left[r * HALF + pair]));
+                    columns[v] = (__m512bh)_mm512_loadu_si512(right_panel + pair * SIDE + v * LANES_OF_SUMS);
+                for (int r = 0; r < DOWN; ++r) {
+                    const auto left_pair = (__m512bh)_mm512_set1_epi32(int(left_rows[r * HALF + pair]));
                     for (int v = 0; v < ACROSS; ++v)
-                        sums[r][v] = _mm512_dpbf16_ps(sums[r][v], both, columns[v]);
+                        sums[r][v] = _mm512_dpbf16_ps(sums[r][v], left_pair, columns[v]);
                 }
             }
         }
-        for (int r = 0; r < ROWS; ++r)
-            for (int v = 0; v < ACROSS; ++v) _mm512_storeu_ps(of_c + r * SIDE + v * VECTOR, sums[r][v]);
+        for (int r = 0; r < DOWN; ++r)
+            for (int v = 0; v < ACROSS; ++v)
+                _mm512_storeu_ps(c_rows + r * SIDE + v * LANES_OF_SUMS, sums[r][v]);
     }
 }
 
@@ -73,11 +78,10 @@ using Instructions = Tiles;
 
 inline int permit_instructions() { return permit_tiles(); }
 
-// As above. The square is 2 x 2 tiles of sums.
 template <bool ADD>
 void product(int64_t steps, const uint32_t* left, int64_t left_step, const uint32_t* right, float* c) {
     constexpr int64_t ROW = SIDE * sizeof(float), LEFT_ROW = HALF * sizeof(uint32_t);
-    float* below = c + HALF * SIDE;
+    float* below = c + HALF * SIDE;  // 2 x 2 tiles hold sums
     if (ADD) {
         tile_load(0, c, ROW);
         tile_load(1, c + HALF, ROW);

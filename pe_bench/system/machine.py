@@ -60,7 +60,7 @@ def resolve_device(name: str) -> torch.device:
 def resolve_precision(precision: str, device: torch.device) -> torch.dtype:
     """Return the type of matrix products in training; parameters stay float32."""
     if precision == "auto":
-        # Stock bfloat16 attention is slower than float32 on a CPU at these sizes.
+        # On CPUs, float32, so that the same command makes the same run on every processor.
         return torch.bfloat16 if device.type == "cuda" else torch.float32
     return torch.bfloat16 if precision == "bfloat16" else torch.float32
 
@@ -250,6 +250,7 @@ def processor_facts() -> dict[str, str]:
     return facts
 
 
+@cache
 def processor_features() -> set[str]:
     """Return the features of the first processor under Linux's names (`flags` of x86, `Features` of ARM)."""
     facts = processor_facts()

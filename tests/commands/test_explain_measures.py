@@ -17,8 +17,9 @@ import pe_bench
 from pe_bench.commands.evaluate import Evaluation
 from pe_bench.commands.explain import observe
 from pe_bench.commands.explain.explain import load_bench
-from pe_bench.commands.explain.measures import BAND_TEXTS, MeasureCollector
+from pe_bench.commands.explain.measures import BAND_TEXTS, LayerMeasure, MeasureCollector
 from pe_bench.commands.explain.observe import ObservedLayer, Observer, QueryBlock, observed_model
+from pe_bench.commands.explain.picture import draw_layers
 from pe_bench.encodings.base import LayerEncoding
 from pe_bench.encodings.bias.alibi import ALiBi
 from pe_bench.encodings.compose import leaves_of, stack
@@ -213,6 +214,12 @@ def test_measures_are_in_the_table_and_in_all_data(begin: Command, command: Comm
     drawn = folder / "layers.svg"
     assert command(*arguments[:-2], *there, "--plot", str(drawn)).code == 0
     assert "layer 3" in drawn.read_text() and "no softmax" in drawn.read_text()
+
+
+def test_measures_at_the_training_length_alone_are_drawn_without_a_warning(tmp_path: Path) -> None:
+    measures = [LayerMeasure("entropy", 0, 16, 0.5), LayerMeasure("entropy", 1, 16, reason="no softmax")]
+    draw_layers(tmp_path / "one.svg", "learned", [], [], measures)
+    assert "layer 1" in (tmp_path / "one.svg").read_text()
 
 
 def test_a_model_that_has_not_learned_is_explained_with_a_warning(

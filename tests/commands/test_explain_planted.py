@@ -147,13 +147,34 @@ def test_a_deep_model_that_no_change_helps_is_not_changed_in_parts(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(explain, "MAX_SINGLE_LAYERS", LAYERS - 1)
-    monkeypatch.setattr(explain, "SECONDS_BETWEEN_LINES", 0.0)
     monkeypatch.setattr(explain, "surely_restores_something", lambda effect: False)
-    _, effects = spoilt(bench, "new distances", 0).explain(by_head=True)
+    losses, effects = spoilt(bench, "new distances", 0).explain(by_head=True)
     assert effects and all(effect.place.is_all for effect in effects)
-    printed = capsys.readouterr().err
-    assert "no change of all layers surely restores anything" in printed
-    assert f"explain: 1 of {len(effects)} changes scored, next: length" in printed
+    assert "no change of all layers surely restores anything" in capsys.readouterr().err
+    sentence = cause_sentence("kerple_log", LENGTH, losses, effects)
+    assert sentence.startswith("No layer was changed alone: ")
+
+
+def test_a_deep_model_that_no_change_helps_in_a_quarter_has_no_layer_changed_alone(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(explain, "MAX_SINGLE_LAYERS", LAYERS - 1)
+    monkeypatch.setattr(explain, "surely_restores_something", lambda effect: effect.place.is_all)
+    _, effects = spoilt(bench, "new distances", 0).explain()
+    tried_in_parts = {effect.place.layers for effect in effects if not effect.place.is_all}
+    assert tried_in_parts == {(0,), (1,), (2, 3), (4,)}
+    assert "no change of a quarter surely restores anything" in capsys.readouterr().err
+
+
+def test_a_slow_explanation_prints_lines_without_a_terminal(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    explainer = spoilt(bench, "new distances", 0)
+    explainer.explain()
+    assert "changes scored" not in capsys.readouterr().err
+    monkeypatch.setattr(explain, "SECONDS_BETWEEN_LINES", 0.0)
+    _, effects = explainer.explain()
+    assert f"explain: 1 of {len(effects)} changes scored, next: length" in capsys.readouterr().err
 
 
 @pytest.mark.full

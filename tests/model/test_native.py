@@ -23,6 +23,7 @@ from pe_bench.model.attention import (
     choose_path,
     native,
     reference_attention,
+    scores_faster_in_bfloat16,
 )
 from pe_bench.model.attention.native import causal_attention, native_column_attention
 from pe_bench.native import build
@@ -133,18 +134,18 @@ def test_the_sums_of_fox_lose_no_digits_however_long_the_text() -> None:
 @pytest.fixture(params=["emulated tiles", "dot products", "of this processor"])
 def products(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Half precision takes the kernel, with these products."""
+    if request.param == "of this processor":
+        if native.usable_kernel(torch.bfloat16).library is None:
+            pytest.skip(native.usable_kernel(torch.bfloat16).description)
+        return
+    flags = {"emulated tiles": ["-DEMULATED_TILES"], "dot products": build.DOT_FLAGS}[request.param]
+    if request.param == "dot products" and not processor_features() >= build.DOT_FEATURES:
+        pytest.skip("this processor has no dot products of bfloat16")
     compiler, target = build.find_compiler(), tmp_path / build.LIBRARY_FILE
-    flags = ["-march=native", "-DEMULATED_TILES"]
-    if request.param == "dot products":
-        if not processor_features() >= build.DOT_FEATURES:
-            pytest.skip("this processor has no dot products of bfloat16")
-        flags = ["-march=native", *build.DOT_FLAGS]
-    if request.param != "of this processor" and compiler is not None:
-        build.compile_library(compiler, build.BFLOAT16_SOURCE, flags, target)
-        kernel = build.Kernel(ctypes.CDLL(str(target)), request.param)
-        monkeypatch.setattr(native, "usable_kernel", lambda *_: kernel)
-    elif native.usable_kernel(torch.bfloat16).library is None:
-        pytest.skip(native.usable_kernel(torch.bfloat16).description)
+    assert compiler is not None
+    build.compile_library(compiler, build.BFLOAT16_SOURCE, ["-march=native", *flags], target)
+    kernel = build.Kernel(ctypes.CDLL(str(target)), request.param)
+    monkeypatch.setattr(native, "usable_kernel", lambda *_: kernel)
 
 
 @here
@@ -167,23 +168,64 @@ def test_half_precision_is_as_exact_as_its_type(products: None) -> None:
 
 
 @here
-def test_scores_in_bfloat16_take_the_kernel_where_it_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
-    kernel = native.usable_kernel(torch.float32)
-    plain, long = LayerEncoding(), MAX_NATIVE_TOKENS + 1
+def test_heads_in_parts_give_the_same_bits(products: None) -> None:
+    for dtype in (torch.float32, torch.bfloat16):
+        q, k, v, _, table = (x[:, :2] if x.dim() == 4 else x[:2] for x in drawn(1_100, dtype=dtype))
+        library = native.usable_kernel(dtype).library
+        if dtype == torch.float32:
+            library = build.kernel().library
+        assert library is not None
+        found = []
+        for threads in (1, 2, 3, 16):
+            torch.set_num_threads(threads)
+            found.append(native._forward(library, q, k, v, table, SCALE))
+        torch.set_num_threads(1)
+        for output, normalizers in found[1:]:
+            assert torch.equal(output, found[0][0]) and torch.equal(normalizers, found[0][1])
 
-    def path(encoding: LayerEncoding, tokens: int, found: build.Kernel) -> str:
-        monkeypatch.setattr(model_attention, "usable_kernel", lambda *_: found)
+
+class NullKey(LayerEncoding):
+    def null_logit(self, queries: Side) -> Tensor:
+        return queries.x.new_full((1, 1, 1, 1), 0.5, dtype=torch.float32)
+
+
+@here
+def test_scores_in_bfloat16_are_those_of_the_reference() -> None:
+    if not scores_faster_in_bfloat16(torch.empty(1, 1, 1, 1, dtype=torch.bfloat16)):
+        pytest.skip("PyTorch's kernel scores bfloat16 here")
+    torch.manual_seed(0)
+    inputs, position = layer_inputs(300, torch.bfloat16), torch.arange(300)
+    for encoding in (LayerEncoding(), OneSlopeForAllHeads(), OneKeyForAllHeads(), NullKey(), FoX(D, 4)):
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+            assert choose_path(encoding, inputs[1], position).name.startswith("native")
+            found = attention(encoding, *inputs, position)
+        doubles = [one.double() for one in inputs]
+        exact = reference_attention(encoding.double(), *doubles, position).detach()
+        assert found.dtype == torch.bfloat16
+        assert worst(found, exact) <= 4 * ROUNDING * max(1.0, float(exact.abs().max()))
+
+
+@here
+def test_scores_in_bfloat16_take_the_kernel_only_without_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = native.usable_kernel(torch.float32)
+    features: set[str] = set()
+    monkeypatch.setattr(model_attention, "usable_kernel", lambda *_: kernel)
+    monkeypatch.setattr(model_attention, "processor_features", lambda: features)
+
+    def path(encoding: LayerEncoding, tokens: int) -> str:
         q = torch.empty(1, 4, tokens, K, dtype=torch.bfloat16)
         with torch.inference_mode():
             return choose_path(encoding, q, torch.arange(tokens)).name
 
-    without_tiles, with_tiles = kernel._replace(has_tiles=False), kernel._replace(has_tiles=True)
-    assert path(plain, 64, without_tiles) == path(plain, long, without_tiles) == "native"
-    assert path(OneSlopeForAllHeads(), 64, without_tiles) == "native"
-    assert path(OneSlopeForAllHeads(), long, without_tiles) == "fused distance"
-    assert path(plain, 64, with_tiles) == path(plain, 64, build.Kernel(None, "none")) == "fused"
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)  # too many for four heads
-    assert path(plain, 64, without_tiles) == "fused"
+    plain, biased, longest = LayerEncoding(), OneSlopeForAllHeads(), MAX_NATIVE_TOKENS
+    assert path(plain, longest) == path(plain, longest + 1) == path(biased, longest) == "native"
+    assert path(biased, longest + 1) == "fused distance"
+    assert path(FoX(D, 4), 64) == "native column"
+    features.update(build.AMX_FEATURES)
+    assert path(plain, 64) == "fused" and path(biased, 64) == "fused distance"
+    features.clear()
+    kernel = build.Kernel(None, "none")
+    assert path(plain, 64) == "fused"
 
 
 @here

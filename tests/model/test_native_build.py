@@ -1,10 +1,13 @@
 """Compiling the kernel: once, kept safely, and never an error where it cannot be."""
 
+import ctypes
+import errno
 import hashlib
 import json
 import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import cast
 
 import pytest
 import torch
@@ -114,3 +117,40 @@ def test_sanitizers_find_nothing(sanitizer: str, more: Sequence[str], tmp_path: 
     subprocess.run(command, check=True, timeout=300)
     done = subprocess.run([program], capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+class Library:
+    """A library for bfloat16 whose instructions the system refuses with this error number; 0: permits."""
+
+    def __init__(self, refusal: int) -> None:
+        self.refusal = refusal
+
+    def pe_bench_permit(self) -> int:
+        return self.refusal
+
+
+@pytest.mark.parametrize(
+    ("features", "refusal", "is_built", "said"),
+    [
+        (build.AMX_FEATURES, 0, True, "AMX, g++"),
+        (build.AMX_FEATURES | build.DOT_FEATURES, errno.EPERM, True, "AVX512_BF16, g++"),
+        (build.AMX_FEATURES, errno.EPERM, True, "the system refuses AMX: Operation not permitted"),
+        (build.DOT_FEATURES, 0, True, "AVX512_BF16, g++"),
+        (build.DOT_FEATURES, 0, False, "no C++ compiler is here"),
+        (set(), 0, True, "this processor has no instructions for products of bfloat16"),
+    ],
+)
+def test_bfloat16_takes_the_fastest_instructions_that_work(
+    features: set[str], refusal: int, is_built: bool, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def find_or_build(source: Path, flags: tuple[str, ...]) -> build.Kernel:
+        if not is_built:
+            return build.Kernel(None, "no C++ compiler is here")
+        library = Library(refusal if flags == build.AMX_FLAGS else 0)
+        return build.Kernel(cast(ctypes.CDLL, library), "g++")
+
+    monkeypatch.setattr(build, "processor_features", lambda: features)
+    monkeypatch.setattr(build, "_find_or_build", find_or_build)
+    kernel = build.bfloat16_kernel.__wrapped__()
+    assert kernel.description.startswith(said)
+    assert (kernel.library is not None) == said.endswith("g++")

@@ -94,10 +94,10 @@ class Bench:
     def train_length(self) -> int:
         return self.job.config.train.length
 
-    def windows_to_fit(self, length: int) -> float:
-        """Return how many windows are scored to fit at a length, over those of its plan.
+    def share_to_fit(self, length: int) -> float:
+        """Return the windows to fit on at a length, as a multiple of those that are scored there.
 
-        As many are scored at the training length. 0 where nothing is fitted, or all is fitted already.
+        The multiple is the same at the training length. 0 if nothing is left to fit.
         """
         if length in self._subjects or length <= self.train_length or not self.fitted_on:
             return 0

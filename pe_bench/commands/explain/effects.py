@@ -12,9 +12,9 @@ later layer may repeat the fault of an earlier one, and two changes may repair t
 
 The sentence blames a layer if a change of only this layer surely restores more than half at the longest
 length where something is lost. Surely means: with a chance of error of 5 % for all changes of single layers
-together (Bonferroni). The sentence names the change with the largest share; if a change of a single head
-restores a share within or above the interval of the largest share, the sentence names the head's change
-instead.
+together that were tried (Bonferroni); in a deep model, these are chosen by what helps in its parts. The
+sentence names the change with the largest share; if a change of a single head restores a share within or
+above the interval of the largest share, the sentence names the head's change instead.
 """
 
 import math
@@ -167,7 +167,8 @@ def cause_sentence(label: str, train_length: int, losses: Sequence[Loss], effect
         return f"No change surely restores anything of {lost}"
     restored = f"{best.words} {best.place.words} restores {_share_text(best)} of {lost}"
     others = _clause_on_other_kinds(whole, best.change)
-    return f"No single layer is to blame: {restored}{others}"
+    finding = "No single layer is to blame" if single else "No layer was changed alone"
+    return f"{finding}: {restored}{others}"
 
 
 def _effects_with_share(effects: Iterable[Effect], length: int) -> list[Effect]:

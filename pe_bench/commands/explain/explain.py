@@ -202,20 +202,19 @@ class Explainer:
     def _effects_in_parts(self, changes: Sequence[Change], losses: Sequence[Loss]) -> list[Effect]:
         """Return the effects of changes in quarters of the depth, then in each layer of the worst quarter.
 
-        In single layers, only changes are tried that surely restore something in this quarter.
+        The worst quarter is the one in which a change surely restores most. In its layers, only changes are
+        tried that surely restore something in the whole quarter.
         """
         if not changes:
             say("no change of all layers surely restores anything, so no part of the model is changed alone")
             return []
         with self._printed_cost("changes of quarters"):
             effects = self._effects_of_changes([*product(changes, quarters(self.n_layers))], losses)
-        worst = best_effect(effects, losses)
+        worst = best_effect(filter(surely_restores_something, effects), losses)
         if worst is None:
+            say("no change of a quarter surely restores anything, so no single layer or head is changed")
             return effects
         changes = helpful_changes(changes, [effect for effect in effects if effect.place == worst.place])
-        if not changes:
-            say(f"nothing surely restores anything {worst.place.words}, so no single layer is changed")
-            return effects
         inside = [Place((number,)) for number in worst.place.layers]
         with self._printed_cost("changes of single layers"):
             effects += self._effects_of_changes([*product(changes, inside)], losses)
@@ -318,8 +317,9 @@ class Explainer:
         return scoring + sum(map(self._seconds_to_fit, lengths))
 
     def _seconds_to_fit(self, length: int) -> float:
+        """Return the expected seconds of the passes to fit at a length; their entropies take longer."""
         once = self.seconds[length] + self.seconds[self.train_length]
-        return once * self.benches[0].windows_to_fit(length)
+        return once * self.benches[0].share_to_fit(length)
 
     def _seconds_to_score(self, experiment: Experiment) -> float:
         """Return the expected seconds to score a change, without the layers below it, which changes share."""

@@ -141,8 +141,9 @@ def _draw_lines(axes: "Axes", measures: Sequence[LayerMeasure]) -> None:
     lengths = [measure.length for measure in measures]
     ends = [min(lengths), max(lengths)]
     axes.set_xscale("log", base=2)
-    margin = (ends[1] / ends[0]) ** X_MARGIN
-    axes.set_xlim(ends[0] / margin, ends[1] * margin)
+    if ends[0] < ends[1]:  # a panel without lines has no limits of its own
+        margin = (ends[1] / ends[0]) ** X_MARGIN
+        axes.set_xlim(ends[0] / margin, ends[1] * margin)
     axes.set_xticks(ends, [f"{length:,}" for length in ends], fontsize=SMALL_FONT)
     axes.minorticks_off()
     axes.set_xlabel("tokens", fontsize=SMALL_FONT)

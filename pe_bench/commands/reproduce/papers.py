@@ -191,9 +191,12 @@ def parse_record(kind: type[Any], values: Any, key: str, parts: Mapping[str, typ
             records = check_type(value, list[Any], full_name)
             numbered = enumerate(records)
             checked_values[name] = tuple(
-                parse_record(part, record, f"{name}[{number}]", parts) for number, record in numbered
+                parse_record(part, record, f"{full_name}[{number}]", parts) for number, record in numbered
             )
-    needed = [each.name for each in fields(kind) if each.default is MISSING is each.default_factory]
-    absent = ", ".join(name for name in needed if name not in checked_values)
-    require(not absent, f"{key} needs {absent}")
+    absent: list[str] = []
+    for each in fields(kind):
+        has_default = each.default is not MISSING or each.default_factory is not MISSING
+        if not has_default and each.name not in checked_values:
+            absent.append(each.name)
+    require(not absent, f"{key} needs {', '.join(absent)}")
     return kind(**checked_values)

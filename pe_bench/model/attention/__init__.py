@@ -18,6 +18,8 @@ from pe_bench.model.attention.fused import can_tabulate, fused_attention, fused_
 from pe_bench.model.attention.native import native_attention, native_column_attention, usable_kernel
 from pe_bench.model.attention.reference import gated, softmax_attention
 from pe_bench.model.attention.reference import reference_attention as reference_attention
+from pe_bench.native.build import AMX_FEATURES
+from pe_bench.system.machine import processor_features
 
 
 class AttentionPath(NamedTuple):
@@ -100,7 +102,7 @@ def choose_path(
         return chunk_path(encoding, q)
     native = is_native(q)
     if not encoding.overrides("bias", "distance_bias"):
-        return NATIVE if native or is_faster_in_bfloat16(q) else FUSED
+        return NATIVE if native or scores_faster_in_bfloat16(q) else FUSED
     if native and encoding.has_columns():
         return NATIVE_COLUMN
     if encoding.overrides("bias") or not can_tabulate(position):
@@ -122,25 +124,20 @@ def path_of_last_queries(encoding: LayerEncoding, q: Tensor) -> AttentionPath:
 
 
 def is_native(q: Tensor) -> bool:
-    """Return true if our kernel is the fastest for these queries and any bias: on a CPU with a compiler."""
+    """Return true if our kernel is the fastest for these queries with any bias: on a CPU with a compiler."""
     if q.device.type != "cpu" or usable_kernel(torch.float32).library is None:
         return False
     if torch.is_grad_enabled() and q.requires_grad:
         return q.dtype in (torch.float32, torch.bfloat16)
-    is_fast = q.dtype == torch.float32 or is_faster_in_bfloat16(q)
+    is_fast = q.dtype == torch.float32 or scores_faster_in_bfloat16(q)
     return is_fast and q.shape[-2] <= MAX_NATIVE_TOKENS
 
 
-def is_faster_in_bfloat16(q: Tensor) -> bool:
-    """Return true if our kernel scores these queries, in bfloat16 and without a bias, faster than PyTorch's.
-
-    Without AMX, PyTorch's kernel multiplies in float32. Our kernel gives each head to one thread.
-    """
-    if q.device.type != "cpu" or q.dtype != torch.bfloat16:
+def scores_faster_in_bfloat16(q: Tensor) -> bool:
+    """Return true if q is bfloat16 and our kernels are faster than PyTorch's, which only AMX makes fast."""
+    if q.device.type != "cpu" or q.dtype != torch.bfloat16 or processor_features() >= AMX_FEATURES:
         return False
-    kernel = usable_kernel(torch.bfloat16)
-    heads = q.shape[0] * q.shape[1]
-    return kernel.library is not None and not kernel.has_tiles and heads >= 2 * torch.get_num_threads()
+    return usable_kernel(torch.bfloat16).library is not None
 
 
 def can_use_tables(encoding: LayerEncoding, q: Tensor, position: Tensor) -> bool:

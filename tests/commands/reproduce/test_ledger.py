@@ -238,8 +238,8 @@ def test_a_mistake_in_the_ledger_names_its_file(tmp_path: Path) -> None:
             "belongs in configs/claims and needs text and outcome",
         ),
         ("title: A\n", "", "paper needs title"),
-        ("kind: falls, ", "", "claims[0] needs kind"),
-        ("source: table", "sorce: table", "unknown key of claims[0] 'sorce': did you mean 'source'?"),
+        ("kind: falls, ", "", "paper.claims[0] needs kind"),
+        ("source: table", "sorce: table", "unknown key of paper.claims[0] 'sorce': did you mean 'source'?"),
     ):
         path.write_text(text.replace(before, after))
         with pytest.raises(UserError) as error:
