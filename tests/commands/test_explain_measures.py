@@ -16,6 +16,7 @@ from torch import Tensor
 import pe_bench
 from pe_bench.commands.evaluate import Evaluation
 from pe_bench.commands.explain import observe
+from pe_bench.commands.explain.effects import Effect, Place
 from pe_bench.commands.explain.explain import load_bench
 from pe_bench.commands.explain.measures import BAND_TEXTS, LayerMeasure, MeasureCollector
 from pe_bench.commands.explain.observe import ObservedLayer, Observer, QueryBlock, observed_model
@@ -29,6 +30,7 @@ from pe_bench.encodings.recurrent.retention import Retention
 from pe_bench.encodings.rotary.partial_rope import PartialRoPE
 from pe_bench.encodings.rotary.rope import RoPE
 from pe_bench.model.attention import attention
+from pe_bench.report.statistics import Interval
 
 TOKENS, HEADS, WIDTH, TRAINED = 40, 2, 8, 16
 
@@ -220,6 +222,19 @@ def test_measures_at_the_training_length_alone_are_drawn_without_a_warning(tmp_p
     measures = [LayerMeasure("entropy", 0, 16, 0.5), LayerMeasure("entropy", 1, 16, reason="no softmax")]
     draw_layers(tmp_path / "one.svg", "learned", [], [], measures)
     assert "layer 1" in (tmp_path / "one.svg").read_text()
+
+
+def test_the_quarters_of_a_deep_model_are_drawn_above_its_layers(tmp_path: Path) -> None:
+    share = Interval(0.5, 0.4, 0.6, seeds=1, documents=2)
+    whole = Place(tuple(range(30)), is_all=True)
+    quarters = [Place(tuple(range(8))), Place(tuple(range(8, 15)))]
+    places = (whole, *quarters, Place((8,)), Place((9,)))
+    effects = [Effect("cut", "", place, 64, share, share) for place in places]
+    draw_layers(tmp_path / "deep.svg", "deep", [], effects, [])
+    drawn = (tmp_path / "deep.svg").read_text()
+    titles = ["all layers", "layers 0-7", "layers 8-14", "layer 8", "layer 9"]
+    assert [title for title in titles if f">{title}<" in drawn or f"<!-- {title} -->" in drawn] == titles
+    assert "need not be a cause" not in drawn
 
 
 def test_a_model_that_has_not_learned_is_explained_with_a_warning(

@@ -54,14 +54,14 @@ class Explanation:
         return grid.printed_text(lambda console: grid.show(tables, console))
 
     def plot(self, path: str | Path) -> None:
-        """Draw the effects and measures of each layer into a .png, .svg or .pdf file.
+        """Draw the effects of all changes, and the measures of each layer, into a .png, .svg or .pdf file.
 
-        Raises `UserError` for another suffix, and if no layer was measured.
+        Raises `UserError` for another suffix, and if there is nothing to draw.
         """
         from pe_bench.commands.explain.picture import draw_layers
 
-        message = "no layer was measured, so there is nothing to draw: explain with by='layer'"
-        require(bool(self.measures), message)
+        message = "nothing is surely lost, and no layer was measured, so there is nothing to draw"
+        require(bool(self.effects or self.measures), f"{message}: explain with by='layer'")
         title = f"{self.label}, trained at {self.train_length:,} tokens"
         length = max((loss.length for loss in self.losses if loss.is_sure), default=None)
         if length is not None:

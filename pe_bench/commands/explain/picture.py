@@ -20,6 +20,8 @@ ABOVE, BETWEEN, BELOW = 0.6, 0.6, 0.6  # inches: above the bars, between the row
 LEAST_SHARE = -0.6  # the smallest share that is shown
 MOST_SHARE = 1.15  # the largest share that is shown
 SHARE_TICKS = ([-0.5, 0, 0.5, 1], ["-50", "0", "50", "100 %"])
+FEW_SHARE_TICKS = ([0, 1], ["0", "100 %"])  # of a narrow panel
+NARROW = 0.9  # inches
 X_MARGIN = 0.05  # the margin left and right of lines, as a part of their width
 SMALL_FONT = 8  # points, of numbers at the axes
 NOTE_WIDTH = 110  # characters of the note
@@ -59,43 +61,87 @@ def draw_layers(
 def _draw_figure(
     title: str, notes: Sequence[str], effects: Sequence[Effect], measures: Sequence[LayerMeasure]
 ) -> "Figure":
-    layers = _shown_layers(effects, measures)
     changes = _shown_changes(effects)
-    note = paper.wrapped([*notes, "What a layer reads need not be a cause."], NOTE_WIDTH)
-    columns = len(layers) + 1
-    width = (paper.WIDTH - LEFT) / columns - GAP
-    below_bars = ABOVE + BARS + BETWEEN
-    note_top = below_bars + LINES + BELOW
+    if measures:
+        notes = [*notes, "What a layer reads need not be a cause."]
+    note = paper.wrapped(notes, NOTE_WIDTH)
+    rows = _rows_of_places(effects, measures)
+    below_bars = ABOVE + len(rows) * (BARS + BETWEEN) - BETWEEN
+    note_top = below_bars + BELOW
+    if measures:
+        note_top += BETWEEN + LINES
     note_height = paper.lines_height(note, paper.NOTE_FONT)
     figure = paper.new_figure(paper.WIDTH, note_top + note_height + 0.1)
     paper.place_text(figure, 0.1, 0.05, title)
-    for number, layer in enumerate([None, *layers]):
-        left = LEFT + number * (width + GAP)
-        axes = paper.place_axes(figure, left, ABOVE, width, BARS)
-        shown = [effect for effect in effects if _is_in_panel(effect.place, layer)]
-        _draw_bars(axes, shown, changes)
-        if layer is None:
-            axes.set_title("all layers", fontsize=paper.FONT)
-            axes.set_yticks(range(len(changes)), changes)
-        else:
-            axes.set_title(f"layer {layer}", fontsize=paper.FONT)
-            lines = paper.place_axes(figure, left, below_bars, width, LINES)
-            _draw_lines(lines, [measure for measure in measures if measure.layer == layer])
-            if layer == layers[0]:
-                lines.set_yticks([0, 0.5, 1], ["0", "0.5", "1"], fontsize=SMALL_FONT)
-    _draw_legend(paper.place_axes(figure, 0.1, below_bars, LEFT + width, LINES))
+    for number, row in enumerate(rows):
+        top = ABOVE + number * (BARS + BETWEEN)
+        width = _panel_width(row)
+        has_labels = False
+        for column, place in enumerate(row):
+            if place is None:
+                continue
+            axes = paper.place_axes(figure, LEFT + column * (width + GAP), top, width, BARS)
+            ticks = SHARE_TICKS if width >= NARROW else FEW_SHARE_TICKS
+            axes.set_xticks(*ticks, fontsize=SMALL_FONT)
+            _draw_bars(axes, [effect for effect in effects if effect.place == place], changes)
+            axes.set_title(_title_of(place), fontsize=paper.FONT)
+            if not has_labels:
+                axes.set_yticks(range(len(changes)), changes)
+                has_labels = True
+    if measures:
+        _draw_measures(figure, rows[-1], measures, below_bars + BETWEEN)
     paper.place_text(figure, 0.1, note_top, note, fontsize=paper.NOTE_FONT, color=paper.GREY)
     return figure
 
 
-def _shown_layers(effects: Sequence[Effect], measures: Sequence[LayerMeasure]) -> list[int]:
-    """Return the layers that were changed alone, or all layers if none was; at most `MAX_LAYERS`."""
-    changed_alone: set[int] = set()
-    for effect in effects:
-        if effect.place.is_single and effect.place.head is None:
-            changed_alone.update(effect.place.layers)
-    measured = {measure.layer for measure in measures}
-    return sorted(changed_alone or measured)[:MAX_LAYERS]
+def _draw_measures(
+    figure: "Figure", row: Sequence[Place | None], measures: Sequence[LayerMeasure], top: float
+) -> None:
+    """Draw the measures of each single layer of a row below its bars, and a legend at the left.
+
+    top: inches from the top of the figure.
+    """
+    width = _panel_width(row)
+    has_labels = False
+    for column, place in enumerate(row):
+        if place is None or not place.is_single:
+            continue
+        axes = paper.place_axes(figure, LEFT + column * (width + GAP), top, width, LINES)
+        _draw_lines(axes, [measure for measure in measures if measure.layer == place.layers[0]])
+        if not has_labels:
+            axes.set_yticks([0, 0.5, 1], ["0", "0.5", "1"], fontsize=SMALL_FONT)
+            has_labels = True
+    _draw_legend(paper.place_axes(figure, 0.1, top, LEFT + width, LINES))
+
+
+def _rows_of_places(effects: Sequence[Effect], measures: Sequence[LayerMeasure]) -> list[list[Place | None]]:
+    """Return the places of the panels: all and single layers; the quarters of a deep model above its layers.
+
+    None is an empty panel. Single layers are those changed alone, or all layers if none was; at most
+    `MAX_LAYERS`.
+    """
+    places = dict.fromkeys(effect.place for effect in effects if effect.place.head is None)
+    everything = next((place for place in places if place.is_all), None)
+    parts = sorted((place for place in places if not place.is_all), key=lambda place: place.layers)
+    quarters = [place for place in parts if not place.is_single]
+    singles = [place for place in parts if place.is_single]
+    if not singles:
+        singles = [Place((layer,)) for layer in sorted({measure.layer for measure in measures})]
+    singles = singles[:MAX_LAYERS]
+    if quarters:
+        return [[everything, *quarters], [None, *singles]]
+    return [[everything, *singles]]
+
+
+def _panel_width(row: Sequence[Place | None]) -> float:
+    """Return the width in inches of each panel of a row."""
+    return (paper.WIDTH - LEFT) / len(row) - GAP
+
+
+def _title_of(place: Place) -> str:
+    if place.is_all:
+        return "all layers"
+    return f"layer {place}" if place.is_single else f"layers {place}"
 
 
 def _shown_changes(effects: Sequence[Effect]) -> list[str]:
@@ -104,18 +150,12 @@ def _shown_changes(effects: Sequence[Effect]) -> list[str]:
     return [*reversed(has_bars)]
 
 
-def _is_in_panel(place: Place, layer: int | None) -> bool:
-    """Return whether the panel of a layer shows a change in this place. layer: None: all layers."""
-    return place.is_all if layer is None else place == Place((layer,))
-
-
 def _draw_bars(axes: "Axes", effects: Sequence[Effect], changes: Sequence[str]) -> None:
     """Draw the share that each change restores as a bar, with its interval."""
     axes.set_xlim(LEAST_SHARE, MOST_SHARE)
     rows = max(1, len(changes))
     axes.set_ylim(-0.6, rows - 0.4)
     axes.axvline(0, color=paper.GREY, linewidth=0.8)
-    axes.set_xticks(*SHARE_TICKS, fontsize=SMALL_FONT)
     axes.set_yticks([])
     axes.grid(axis="x", color=paper.RULE)
     axes.set_axisbelow(True)
