@@ -1,5 +1,5 @@
-// The attention of kernel.cpp for bfloat16: products by the processor's instructions for it (products.h), all
-// else in float32.
+// The attention of kernel.cpp for bfloat16: the processor's instructions for bfloat16 multiply (products.h), and
+// everything else is float32.
 //
 // Everything is cut into squares of 32 x 32. Scores stand transposed, keys x queries, and so do the sums over
 // keys. Then a query is a lane of a vector: its largest logit and its sum need nothing across lanes, the weights

@@ -156,12 +156,13 @@ void on_threads(int64_t threads, Work& work) {
     for (std::thread& other : others) other.join();
 }
 
-// One of several parts of a head's blocks of queries: those numbered `first`, `first` + `count`, ...
+// A part of the work on a head: its blocks of queries `first`, `first` + `count`, `first` + 2 `count`, ...
 struct Part {
     int64_t first, count;
 };
 
-// Every part of every head of every batch, by as many threads as have the memory; false where none had it.
+// Calls `work` on every part of every head of the batch, in as many threads as have the memory; returns false if
+// none had it.
 template <class Pass, class Work>
 bool each_part(const Shape& shape, int64_t parts, Work work) {
     const int64_t pieces = shape.batch * shape.heads * parts;
@@ -181,14 +182,14 @@ bool each_part(const Shape& shape, int64_t parts, Work work) {
     return next >= pieces;
 }
 
-// In how many parts to compute a head's output, so that two parts or more come to each thread. A part reads the
-// whole head, which costs little against the products of a long text. Queries do not depend on each other, so
-// that no result depends on the parts.
+// The number of parts into which the work on a head's output is split: enough for two on each thread, of at least
+// so many tokens each. Every part reads the whole head, which costs little against the products of a long text.
+// Queries do not depend on each other, so results do not depend on the parts.
 inline int64_t parts_of_head(const Shape& shape) {
-    constexpr int64_t TOKENS = 512;  // of a part, at least
+    constexpr int64_t MIN_TOKENS_OF_PART = 512;
     const int64_t heads = shape.batch * shape.heads;
     const int64_t wanted = shape.threads == 1 ? 1 : (2 * shape.threads + heads - 1) / heads;
-    return std::clamp<int64_t>(wanted, 1, std::max<int64_t>(1, shape.tokens / TOKENS));
+    return std::clamp<int64_t>(wanted, 1, std::max<int64_t>(1, shape.tokens / MIN_TOKENS_OF_PART));
 }
 
 // The gradients [batch, heads, tokens] of the bias, added over the batch, in order.

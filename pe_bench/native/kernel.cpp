@@ -7,9 +7,9 @@
 // that is read backwards: for one query, neighbouring keys have neighbouring entries of it, and the gradient
 // is added up the same way.
 //
-// A head of a batch is one piece of work, done by one thread from its beginning to its end, or some of its blocks
-// of queries in the forward pass; gradients of the bias are added over the batch afterwards, in order. So results
-// do not depend on the number of threads.
+// One thread does a piece of work from its beginning to its end: a head of a batch or, in the forward pass, some of
+// a head's blocks of queries. Gradients of the bias are added over the batch afterwards, in order. So results do not
+// depend on the number of threads.
 
 #include "common.h"
 

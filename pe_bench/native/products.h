@@ -6,13 +6,13 @@
 //   left panel   [32][16]: 32 rows; the pairs are neighbours in a row
 //   right panel  [16][32]: 32 columns; the pairs are neighbours in a column
 //
-// Each of the two ways defines
+// Both ways define
 //
-//   Instructions            what a thread sets up before its first product, and gives back
-//   permit_instructions()   once a process: 0 where the system permits the instructions, or else why not
+//   Instructions            the setup of a thread, which its destructor gives back
+//   permit_instructions()   called once a process: 0 if the system permits the instructions, or else why not
 //   product<ADD>(steps, left, left_step, right, c)
-//                           c[32 x 32] = or += left[32 x 32 steps] right[32 steps x 32]; `left_step` panels
-//                           lead to the left's next
+//                           c = left right, or c += left right with ADD, for c [32 x 32], left [32 x 32 steps] and
+//                           right [32 steps x 32]; panels of left are `left_step` panels apart
 #pragma once
 
 #include <cstdint>
@@ -37,7 +37,7 @@ inline int permit_instructions() { return 0; }
 template <bool ADD>
 void product(int64_t steps, const uint32_t* left, int64_t left_step, const uint32_t* right, float* c) {
     constexpr int LANES_OF_SUMS = 16, ACROSS = SIDE / LANES_OF_SUMS;
-    constexpr int DOWN = 8;  // of 32 registers, 8 x 2 hold sums and 3 operands
+    constexpr int DOWN = 8;  // of 32 registers, 16 (8 x 2) hold sums and 3 hold operands
     for (int row = 0; row < SIDE; row += DOWN) {
         float* c_rows = c + row * SIDE;
         __m512 sums[DOWN][ACROSS];

@@ -441,7 +441,7 @@ def order_lines(lines: Sequence[Line], sort: str | None, loss: Measure = BITS) -
         return Order(sorted(by_name, key=KEYS[sort]), None, f"in order of {sort}")
     is_task = any(map(_is_of_task, lines))
     if sort is None and is_task:
-        text = "in order of the length that a line works to, then of the sum of its levels"
+        text = "in order of the longest length that a line works to, then of the sum of its levels"
         return Order(sorted(by_name, key=_task_sort_key), None, text, is_caveat=False)
     asked = None if sort is None else int(sort)
     is_scored = asked is not None and any(_level_at(line, asked) is not None for line in lines)

@@ -155,7 +155,7 @@ def test_a_deep_model_that_no_change_helps_is_not_changed_in_parts(
     assert sentence.startswith("No layer was changed alone: ")
 
 
-def test_a_deep_model_that_no_change_helps_in_a_quarter_has_no_layer_changed_alone(
+def test_without_a_helpful_quarter_no_single_layer_is_tried(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(explain, "MAX_SINGLE_LAYERS", LAYERS - 1)
@@ -172,7 +172,7 @@ def test_a_slow_explanation_prints_lines_without_a_terminal(
     explainer = spoilt(bench, "new distances", 0)
     explainer.explain()
     assert "changes scored" not in capsys.readouterr().err
-    monkeypatch.setattr(explain, "SECONDS_BETWEEN_LINES", 0.0)
+    monkeypatch.setattr(explain, "MIN_SECONDS_BETWEEN_LINES", 0.0)
     _, effects = explainer.explain()
     assert f"explain: 1 of {len(effects)} changes scored, next: length" in capsys.readouterr().err
 

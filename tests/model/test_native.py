@@ -22,8 +22,8 @@ from pe_bench.model.attention import (
     attention,
     choose_path,
     native,
+    native_bfloat16_is_faster,
     reference_attention,
-    scores_faster_in_bfloat16,
 )
 from pe_bench.model.attention.native import causal_attention, native_column_attention
 from pe_bench.native import build
@@ -133,7 +133,7 @@ def test_the_sums_of_fox_lose_no_digits_however_long_the_text() -> None:
 
 @pytest.fixture(params=["emulated tiles", "dot products", "of this processor"])
 def products(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Half precision takes the kernel, with these products."""
+    """Attention in bfloat16 uses a kernel with these instructions."""
     if request.param == "of this processor":
         if native.usable_kernel(torch.bfloat16).library is None:
             pytest.skip(native.usable_kernel(torch.bfloat16).description)
@@ -168,7 +168,7 @@ def test_half_precision_is_as_exact_as_its_type(products: None) -> None:
 
 
 @here
-def test_heads_in_parts_give_the_same_bits(products: None) -> None:
+def test_splitting_heads_over_threads_changes_no_bit(products: None) -> None:
     for dtype in (torch.float32, torch.bfloat16):
         q, k, v, _, table = (x[:, :2] if x.dim() == 4 else x[:2] for x in drawn(1_100, dtype=dtype))
         library = native.usable_kernel(dtype).library
@@ -190,8 +190,8 @@ class NullKey(LayerEncoding):
 
 
 @here
-def test_scores_in_bfloat16_are_those_of_the_reference() -> None:
-    if not scores_faster_in_bfloat16(torch.empty(1, 1, 1, 1, dtype=torch.bfloat16)):
+def test_scoring_in_bfloat16_matches_the_reference() -> None:
+    if not native_bfloat16_is_faster(torch.empty(1, 1, 1, 1, dtype=torch.bfloat16)):
         pytest.skip("PyTorch's kernel scores bfloat16 here")
     torch.manual_seed(0)
     inputs, position = layer_inputs(300, torch.bfloat16), torch.arange(300)
@@ -206,7 +206,7 @@ def test_scores_in_bfloat16_are_those_of_the_reference() -> None:
 
 
 @here
-def test_scores_in_bfloat16_take_the_kernel_only_without_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scoring_in_bfloat16_uses_our_kernel_only_without_amx(monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = native.usable_kernel(torch.float32)
     features: set[str] = set()
     monkeypatch.setattr(model_attention, "usable_kernel", lambda *_: kernel)

@@ -119,8 +119,8 @@ def test_sanitizers_find_nothing(sanitizer: str, more: Sequence[str], tmp_path: 
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-class Library:
-    """A library for bfloat16 whose instructions the system refuses with this error number; 0: permits."""
+class FakeLibrary:
+    """A library for bfloat16 whose `pe_bench_permit` returns `refusal`, an error number; 0 permits."""
 
     def __init__(self, refusal: int) -> None:
         self.refusal = refusal
@@ -146,7 +146,7 @@ def test_bfloat16_takes_the_fastest_instructions_that_work(
     def find_or_build(source: Path, flags: tuple[str, ...]) -> build.Kernel:
         if not is_built:
             return build.Kernel(None, "no C++ compiler is here")
-        library = Library(refusal if flags == build.AMX_FLAGS else 0)
+        library = FakeLibrary(refusal if flags == build.AMX_FLAGS else 0)
         return build.Kernel(cast(ctypes.CDLL, library), "g++")
 
     monkeypatch.setattr(build, "processor_features", lambda: features)

@@ -1,6 +1,6 @@
 // Runs a kernel, and what lies between attentions, on many shapes, under the sanitizers it is compiled with; ends
 // with 0 where nothing is amiss.
-#if defined(EMULATED_TILES) || defined(DOT_PRODUCTS)  // the first is slow; squares are all of one size
+#if defined(EMULATED_TILES) || defined(DOT_PRODUCTS)  // few shapes: emulation is slow, and squares have one size
 #define OF_BFLOAT16
 #include "../../pe_bench/native/bfloat16.cpp"
 #define SOME_TOKENS {1, 31, 32, 33, 161}

@@ -21,7 +21,7 @@ from pe_bench.scoring.protocols import Plan, paired_plan, scores_of
 from pe_bench.scoring.scorer import Scored, Scorer
 from pe_bench.scoring.targets import target_blocks
 
-# The most blocks of targets to fit on, in documents without a scored target; never more than are scored.
+# At most so many blocks of targets, in other documents, are used for a fit, and no more than are scored.
 MOST_FITTED_BLOCKS = 8
 DEFAULT_TIMES = (2, 4)  # times the training length; the longest length is scored too
 
@@ -94,10 +94,10 @@ class Bench:
     def train_length(self) -> int:
         return self.job.config.train.length
 
-    def share_to_fit(self, length: int) -> float:
-        """Return the windows to fit on at a length, as a multiple of those that are scored there.
+    def fitted_per_scored(self, length: int) -> float:
+        """Return how many windows are still to be read for a fit at a length, for each window scored there.
 
-        The multiple is the same at the training length. 0 if nothing is left to fit.
+        The ratio is the same at the training length. It is 0 if nothing is left to fit.
         """
         if length in self._subjects or length <= self.train_length or not self.fitted_on:
             return 0

@@ -46,7 +46,7 @@ UNLEARNED_TEXTS = {
 ByOption = Literal["head", "layer"]
 MAX_SINGLE_LAYERS = 8  # layers: in a model with more, quarters of the depth come before single layers
 QUARTERS = 4
-SECONDS_BETWEEN_LINES = 60.0  # at least, where standard error is no terminal
+MIN_SECONDS_BETWEEN_LINES = 60.0  # between lines of progress, if standard error is no terminal
 SLOW = 10.0  # seconds to score the training length; beyond it, the cost is estimated before longer lengths
 TARGET_BLOCKS = 20  # blocks: as many documents as an interval over documents needs
 TARGET_BLOCKS_OF_HF_MODEL = 4
@@ -202,8 +202,8 @@ class Explainer:
     def _effects_in_parts(self, changes: Sequence[Change], losses: Sequence[Loss]) -> list[Effect]:
         """Return the effects of changes in quarters of the depth, then in each layer of the worst quarter.
 
-        The worst quarter is the one in which a change surely restores most. In its layers, only changes are
-        tried that surely restore something in the whole quarter.
+        The worst quarter is the one in which a change surely restores most. In its layers, only the changes
+        that surely restore something in the whole quarter are tried.
         """
         if not changes:
             say("no change of all layers surely restores anything, so no part of the model is changed alone")
@@ -303,7 +303,7 @@ class Explainer:
         with progress_bar("explain", len(experiments)) as bar:
             for number, experiment in enumerate(experiments):
                 line = None
-                if time.monotonic() > last_line + SECONDS_BETWEEN_LINES:
+                if time.monotonic() > last_line + MIN_SECONDS_BETWEEN_LINES:
                     line = f"{number} of {len(experiments)} changes scored, next: {experiment}"
                     last_line = time.monotonic()
                 bar.show(number, str(experiment), line)
@@ -317,9 +317,9 @@ class Explainer:
         return scoring + sum(map(self._seconds_to_fit, lengths))
 
     def _seconds_to_fit(self, length: int) -> float:
-        """Return the expected seconds of the passes to fit at a length; their entropies take longer."""
+        """Return the expected seconds of the passes for a fit at a length, without computing entropies."""
         once = self.seconds[length] + self.seconds[self.train_length]
-        return once * self.benches[0].share_to_fit(length)
+        return once * self.benches[0].fitted_per_scored(length)
 
     def _seconds_to_score(self, experiment: Experiment) -> float:
         """Return the expected seconds to score a change, without the layers below it, which changes share."""
@@ -352,6 +352,6 @@ def quarters(n_layers: int) -> list[Place]:
 
 
 def helpful_changes(changes: Sequence[Change], effects: Sequence[Effect]) -> list[Change]:
-    """Return the changes that surely restore something in one of the effects."""
+    """Return the changes that surely restore something by at least one of the effects."""
     helpful = {effect.change for effect in effects if surely_restores_something(effect)}
     return [change for change in changes if change.name in helpful]

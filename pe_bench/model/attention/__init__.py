@@ -102,7 +102,7 @@ def choose_path(
         return chunk_path(encoding, q)
     native = is_native(q)
     if not encoding.overrides("bias", "distance_bias"):
-        return NATIVE if native or scores_faster_in_bfloat16(q) else FUSED
+        return NATIVE if native or native_bfloat16_is_faster(q) else FUSED
     if native and encoding.has_columns():
         return NATIVE_COLUMN
     if encoding.overrides("bias") or not can_tabulate(position):
@@ -124,17 +124,20 @@ def path_of_last_queries(encoding: LayerEncoding, q: Tensor) -> AttentionPath:
 
 
 def is_native(q: Tensor) -> bool:
-    """Return true if our kernel is the fastest for these queries with any bias: on a CPU with a compiler."""
+    """Return true if our kernel should serve these queries, whatever the bias.
+
+    It serves them on a CPU with a compiler, for types and lengths at which it is the fastest.
+    """
     if q.device.type != "cpu" or usable_kernel(torch.float32).library is None:
         return False
     if torch.is_grad_enabled() and q.requires_grad:
         return q.dtype in (torch.float32, torch.bfloat16)
-    is_fast = q.dtype == torch.float32 or scores_faster_in_bfloat16(q)
+    is_fast = q.dtype == torch.float32 or native_bfloat16_is_faster(q)
     return is_fast and q.shape[-2] <= MAX_NATIVE_TOKENS
 
 
-def scores_faster_in_bfloat16(q: Tensor) -> bool:
-    """Return true if q is bfloat16 and our kernels are faster than PyTorch's, which only AMX makes fast."""
+def native_bfloat16_is_faster(q: Tensor) -> bool:
+    """Return true if q is bfloat16 on a CPU where our kernels beat PyTorch's in scoring: one without AMX."""
     if q.device.type != "cpu" or q.dtype != torch.bfloat16 or processor_features() >= AMX_FEATURES:
         return False
     return usable_kernel(torch.bfloat16).library is not None

@@ -38,8 +38,8 @@ def native_attention(
     queries, keys = project(encoding, x, q, k, position)
     table = distance_table(encoding, q) if encoding.overrides("distance_bias") else None
     dtype = torch.float32
-    is_half = q.dtype == v.dtype == torch.bfloat16
-    if is_half and usable_kernel(torch.bfloat16).library is not None:
+    is_bfloat16 = q.dtype == v.dtype == torch.bfloat16
+    if is_bfloat16 and usable_kernel(torch.bfloat16).library is not None:
         dtype = torch.bfloat16
     scaled_q = apply_logit_scale(queries.x, encoding.logit_scale(queries)).to(dtype)
     scale = 1 / math.sqrt(q.shape[-1])
