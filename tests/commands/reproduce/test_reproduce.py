@@ -158,7 +158,7 @@ def test_an_unknown_encoding_is_refused_before_anything_is_trained(command: Comm
 def test_reproduce_alone_lists_all_studies_and_how_many_runs_of_each_are_stored(
     command: Command, folder: Path
 ) -> None:
-    picture = read_study("sizes").picture_path(Path("results"))
+    picture = read_study("gpu").picture_path(Path("results"))
     picture.parent.mkdir(parents=True)
     picture.touch()
     listed = command("reproduce").out
@@ -167,7 +167,7 @@ def test_reproduce_alone_lists_all_studies_and_how_many_runs_of_each_are_stored(
     assert [line.split()[0] for line in lines[1 : len(studies) + 1]] == studies and max(map(len, lines)) <= 80
     counts = {line.split()[0]: line.split()[2:4] for line in lines[1 : len(studies) + 1]}
     assert counts["windowed"] == ["15", "15"] and counts["real"] == ["7", "7"]
-    assert counts["sizes"][0] == "0", "a picture says nothing of stored runs"
+    assert counts["gpu"][0] == "0", "a picture says nothing of stored runs"
     assert all(int(stored) <= int(runs) for stored, runs in counts.values())
     assert command("list", "studies").out == listed
 
