@@ -76,7 +76,7 @@ def _draw_figure(
     for number, row in enumerate(rows):
         top = ABOVE + number * (BARS + BETWEEN)
         width = _panel_width(row)
-        has_labels = False
+        first = next(filter(None, row), None)
         for column, place in enumerate(row):
             if place is None:
                 continue
@@ -85,9 +85,8 @@ def _draw_figure(
             axes.set_xticks(*ticks, fontsize=SMALL_FONT)
             _draw_bars(axes, [effect for effect in effects if effect.place == place], changes)
             axes.set_title(_title_of(place), fontsize=paper.FONT)
-            if not has_labels:
+            if place == first:
                 axes.set_yticks(range(len(changes)), changes)
-                has_labels = True
     if measures:
         _draw_measures(figure, rows[-1], measures, below_bars + BETWEEN)
     paper.place_text(figure, 0.1, note_top, note, fontsize=paper.NOTE_FONT, color=paper.GREY)
@@ -102,15 +101,13 @@ def _draw_measures(
     top: inches from the top of the figure.
     """
     width = _panel_width(row)
-    has_labels = False
-    for column, place in enumerate(row):
-        if place is None or not place.is_single:
-            continue
+    singles = row[1:]  # below the first panel is the legend
+    for column, place in enumerate(singles, start=1):
+        assert place is not None
         axes = paper.place_axes(figure, LEFT + column * (width + GAP), top, width, LINES)
         _draw_lines(axes, [measure for measure in measures if measure.layer == place.layers[0]])
-        if not has_labels:
+        if place == singles[0]:
             axes.set_yticks([0, 0.5, 1], ["0", "0.5", "1"], fontsize=SMALL_FONT)
-            has_labels = True
     _draw_legend(paper.place_axes(figure, 0.1, top, LEFT + width, LINES))
 
 
