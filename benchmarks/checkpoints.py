@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from pe_bench.hf.library import quiet
-from pe_bench.hf.opened import open_checkpoint
+from pe_bench.hf.opened import open_hf_model
 from pe_bench.hf.source import TOKENIZER, Source, begin_of_text, load_config
 from pe_bench.system.machine import PeakMemory
 
@@ -115,7 +115,7 @@ def measure(folder: Path, way: str, length: int, dtype: torch.dtype) -> dict[str
 def ours(
     source: Source, tokens: Tensor, targets: Tensor, dtype: torch.dtype, begin: Sequence[int]
 ) -> Callable[[], Tensor]:
-    model = open_checkpoint(source, load_config(source), 4_096, begin, dtype, plain=False).model
+    model = open_hf_model(source, load_config(source), 4_096, begin, dtype, plain=False).model
     length = tokens.shape[1] - 1
 
     def score() -> Tensor:

@@ -23,10 +23,10 @@ from pe_bench.inspection.check.case import (
     Case,
     Inputs,
     as_type,
+    distinct_layers,
     find_cases,
+    largest_difference,
     layer_inputs,
-    layers_of,
-    worst,
 )
 from pe_bench.model.attention import attention, choose_path, reference_attention
 from pe_bench.system.machine import device_name, resolve_device
@@ -87,7 +87,7 @@ def row(name: str, found: Found) -> list[str]:
 def measured(case: Case, lengths: list[int], device: torch.device) -> Found:
     """Return the largest errors of an encoding; of one that ends at its training length, there alone."""
     found = Found()
-    lengths = [TRAIN_LENGTH] if case.ends else lengths
+    lengths = [TRAIN_LENGTH] if case.is_undefined_past_training else lengths
     try:
         for length in lengths:
             for exact, rounded in layers(case, device):
@@ -104,7 +104,7 @@ def layers(case: Case, device: torch.device) -> Iterator[tuple[LayerEncoding, La
         case.with_random_parameters().double().to(device),
         case.with_random_parameters().to(device),
     )
-    yield from zip(layers_of(exact), layers_of(rounded), strict=True)
+    yield from zip(distinct_layers(exact), distinct_layers(rounded), strict=True)
 
 
 def compare(
@@ -134,7 +134,7 @@ def compare(
             ]
             found.half = max(found.half, *off)
             continue
-        found.output = max(found.output, worst(output, truth), worst(scored, truth))
+        found.output = max(found.output, largest_difference(output, truth), largest_difference(scored, truth))
         found.gradient = max([found.gradient, *map(relative, gradients, slopes)])
 
 
@@ -151,7 +151,7 @@ def with_gradients(
 
 
 def relative(found: Tensor, truth: Tensor) -> float:
-    return worst(found, truth) / max(1.0, float(truth.abs().max()) if truth.numel() else 0.0)
+    return largest_difference(found, truth) / max(1.0, float(truth.abs().max()) if truth.numel() else 0.0)
 
 
 if __name__ == "__main__":

@@ -106,7 +106,7 @@ def evaluate(
     threads NUMBER: Processor cores.
     force: Score under incompatible encodings, or changed code, and label the rows.
     plain: Score a checkpoint with its own attention, without --with.
-    reference NUMBER: Measure a checkpoint from this length.  [default: its training length]
+    reference NUMBER: Measure the changes of a checkpoint from this length.  [default: its training length]
     key_tokens_of RUN: Choose key targets by another run's scores (report --slice key).
     config_dir DIR: A folder with your encoding/NAME.yaml.
     code FILE: Trust FILE as the code of a run's custom encoding.
@@ -245,7 +245,8 @@ def extend(
 
     The runs are seeds of one encoding, by name, its beginning or encoding; or hf:FOLDER, which is trained on
     `text`. It scores them unchanged and, without more training, with each encoding; with `tokens` it also
-    trains them further with each, and with `long` it trains the model at that length from the start.
+    trains them further with each encoding, and with `long` it trains the model at the longer length from the
+    start.
     `overrides` are KEY=VALUE of the further training or this machine, such as train.lr=0.002 or
     hydra/launcher=joblib; for a checkpoint, of its data. Finished work is reused. `print` shows the command's
     table, and `plot` draws it.
@@ -253,12 +254,14 @@ def extend(
     to LENGTH: The longer length: a multiple of the training length, such as 4x, or tokens.
     with_ NAME,NAME: Encodings to continue with; 'NAME KEY=VALUE' sets options; repeatable.
         [default: yarn,rope_ntk,rope_pi]
-    tokens NUMBER: Train further with each, at that length, on so many tokens, such as 128000 or 1M.
+    tokens NUMBER: Train further with each encoding at the longer length, on so many tokens, such as 128000
+        or 1M.
     text DIR: The text files that hf:FOLDER is trained and scored on.
     train_layers NUMBER: Of hf:FOLDER, train only so many of the last layers, which needs less memory.
-    long: Train the model also at that length from the start, on as many tokens as both stages together.
-    lengths N,N: Context lengths to score, beside the training length, that length and their quarters.
-        [default: those of the runs up to twice that length]
+    long: Train the model also at the longer length from the start, on as many tokens as both stages
+        together.
+    lengths N,N: Context lengths to score, beside the training length, the longer length and their quarters.
+        [default: the lengths of the runs up to twice the longer length]
     targets NUMBER: Target blocks at each length; fewer are scored sooner.  [default: those of the runs]
     results_dir DIR: The folder of runs and results.csv.
 
@@ -328,7 +331,8 @@ def results(
     `anchor` is true in the lines of models that need no training, such as (trigram). Runs are named by
     encodings, names or their beginnings.
 
-    where CONDITION: Only what meets the condition, such as encoding=rope,alibi or seed<3; repeatable.
+    where CONDITION: Show only rows that meet the condition, such as encoding=rope,alibi or seed<3;
+        repeatable.
     by KEY: Show a line for each value of a key, such as seed or train.lr.
     best KEY: Show only each encoding's best value of a key, such as train.lr, by validation loss.
     baseline NAME: The encoding, or hf:FOLDER, to compare the others with.
@@ -376,8 +380,9 @@ def try_change(
     train on the same number of tokens, 256,000 by default, and are kept.
 
     against NAME: The baseline, written like the change.
-    minutes NUMBER: Start no seeds but the first if the next answer would come later than this.
-    lengths N,N: Score at these; the training length and the longest decide.  [default: 128,512,2048]
+    minutes NUMBER: After the first seed, start no seeds if the next answer would come after so many minutes.
+    lengths N,N: Context lengths to score; the training length and the longest decide.
+        [default: 128,512,2048]
     confirm: Use other documents and seeds than any try has used.
     config_dir DIR: A folder with your encoding/NAME.yaml.
     results_dir DIR: The folder of runs and results.csv.

@@ -21,7 +21,7 @@ def require(condition: bool, message: str) -> None:
 
 
 def how_to_install(extra: str) -> str:
-    """Return the command that installs an extra: in a checkout its own script, elsewhere pip's."""
+    """Return the command that installs an extra: `scripts/install` in a checkout, else pip."""
     is_checkout = (Path(__file__).parents[1] / "scripts" / "install").is_file()
     return f"scripts/install {extra}" if is_checkout else f"pip install 'pe-bench[{extra}]'"
 

@@ -32,6 +32,7 @@ class TensorBoard:
     """
 
     def __init__(self, run: Path, config: Config, last_step: int):
+        """last_step: the step from which the run continues, 0 for a new run."""
         self.writer_class: Any = importlib.import_module("torch.utils.tensorboard").SummaryWriter
         self.folder = run / "tensorboard"
         # Steps after the checkpoint are repeated, so TensorBoard forgets its records of them.
@@ -72,6 +73,7 @@ class WeightsAndBiases:
     """
 
     def __init__(self, run: Path, config: Config, last_step: int):
+        """last_step: the step from which the run continues, 0 for a new run."""
         self.library: Any = importlib.import_module("wandb")
         mode = os.environ.get("WANDB_MODE", "offline")
         project = os.environ.get("WANDB_PROJECT", "pe-bench")
@@ -114,6 +116,7 @@ class MLflow:
     """A database in the run's `mlflow/` unless MLFLOW_TRACKING_URI names a server."""
 
     def __init__(self, run: Path, config: Config, last_step: int):
+        """last_step: the step from which the run continues, 0 for a new run."""
         folder = (run / "mlflow").resolve()
         address = os.environ.get("MLFLOW_TRACKING_URI")
         if address is None:

@@ -26,7 +26,7 @@ def print_data(command: str, **values: Any) -> None:
 
 
 def print_runs(command: str, runs: Iterable[Path], failures: Iterable[str] = (), **values: Any) -> None:
-    """Print the document of a command on runs. runs: their folders."""
+    """Print the JSON document of a command on runs. runs: their folders."""
     named = [{"name": path.name, "path": path} for path in runs]
     print_data(command, runs=named, failures=filter(None, failures), **values)
 

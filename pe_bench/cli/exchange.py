@@ -93,7 +93,10 @@ def _unshipped_names(tables: "Sequence[Table]") -> list[str]:
 
 
 def _cited_papers(tables: "Sequence[Table]", encodings: Sequence[str] = ()) -> Iterator[str]:
-    """Yield the papers of encodings, of the encodings and scalings in tables, and of their data."""
+    """Yield the papers of encodings, of the encodings and scalings in tables, and of their data.
+
+    A paper is a key of `bibliography`.
+    """
     from pe_bench.config.groups import names_in, paper
     from pe_bench.inspection.catalogue import paper_of, shipped
 
@@ -126,9 +129,9 @@ def export(name: str, *, folder: Path, with_: str | None = None, results_dir: Pa
       pe-bench export hf:FOLDER --with 'yarn factor=2' --hf OTHER
     """
     from pe_bench.commands.export import export_hf_model, export_run
-    from pe_bench.runs.find import is_checkpoint
+    from pe_bench.runs.find import is_hf_name
 
-    if not is_checkpoint(name):
+    if not is_hf_name(name):
         require(with_ is None, "--with is for a checkpoint (hf:FOLDER): leave it out")
         export_run(name, folder, results_dir)
         return

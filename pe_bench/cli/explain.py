@@ -42,7 +42,7 @@ def explain(
     """
     from pe_bench.commands.explain.explanation import csv_text
     from pe_bench.render.paper import picture_format
-    from pe_bench.runs.find import is_checkpoint, runs_to_score
+    from pe_bench.runs.find import is_hf_name, runs_to_score
     from pe_bench.system.files import write_text
 
     printed = csv is not None and str(csv) == "-"
@@ -55,9 +55,9 @@ def explain(
     lengths = options.pop("lengths")
     options["lengths"] = parse_lengths(",".join(lengths)) if lengths else None
     names = list(runs)
-    if any(map(is_checkpoint, names)):
-        options["overrides"] = [name for name in names if not is_checkpoint(name)]
-        names = [name for name in names if is_checkpoint(name)]
+    if any(map(is_hf_name, names)):
+        options["overrides"] = [name for name in names if not is_hf_name(name)]
+        names = [name for name in names if is_hf_name(name)]
     if not names:
         newest = runs_to_score((), (), options["results_dir"], everything=False)
         say(f"the newest finished run: {newest[0]}")

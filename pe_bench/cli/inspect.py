@@ -184,14 +184,14 @@ def show(
     takes_code = is_run and not is_checkpoint and not is_task
     require(takes_code or not code, "--code is for a run with an encoding of its own: leave it out")
     if is_checkpoint:
-        from pe_bench.hf.layers import layers_of
+        from pe_bench.hf.layers import layer_table
         from pe_bench.render import grid
 
         is_one = plot is None and not sample and len(arguments) == 1
         require(
             is_one, "show takes one checkpoint at a time, without --plot and --sample: leave out the rest"
         )
-        grid.show([layers_of(arguments[0]).draw])
+        grid.show([layer_table(arguments[0]).draw])
     elif is_task:
         from pe_bench.inspection.page import task_page
 

@@ -172,12 +172,12 @@ def _list_studies(results_dir: Path) -> Listing:
 
     records = []
     for study in map(read_study, study_names()):
-        done = study.runs if study.picture_path(results_dir).exists() else 0
+        done = study.n_runs if study.picture_path(results_dir).exists() else 0
         facts = {
             "study": study.name,
             "minutes": study.minutes,
             "stored": count_stored_runs(study),
             "done": done,
         }
-        records.append(facts | {"runs": study.runs, "question": study.question})
+        records.append(facts | {"runs": study.n_runs, "question": study.question})
     return Listing(records, _field_columns("study", "minutes", "stored", "runs", "question"), ABOUT_STUDIES)

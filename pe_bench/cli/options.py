@@ -47,7 +47,7 @@ SHARED_OPTIONS = {
     "config_dir": ("DIR", "A folder with your encoding/NAME.yaml."),
     "results_dir": ("DIR", "The folder of runs and results.csv."),
     "runs": ("RUN", "Runs by encoding, name, the beginning of a name, or path."),
-    "where": ("CONDITION", "Only what meets the condition, such as encoding=rope or seed<3; repeatable."),
+    "where": ("CONDITION", "Only runs that meet the condition, such as encoding=rope or seed<3; repeatable."),
 }
 # Options for the second part of a command's help.
 ADVANCED_EVAL = (

@@ -86,7 +86,8 @@ def _destinations(
 ) -> tuple[str, dict[str, Path]]:
     """Return the option whose text is printed in place of the table, and the files to write by option.
 
-    Raises `UserError` for options that cannot be printed, drawn or written.
+    The option is empty if the table or JSON is printed. Raises `UserError` for options that cannot be
+    printed, drawn or written.
     """
     from pe_bench.report.records import PlotValues
 

@@ -132,12 +132,15 @@ def _print_cost(study: "Study") -> None:
     if study.size == "quick":
         return
     cores = 0 if study.name == "gpu" else 2
-    whole = cost_text(f"{study.name}: {count(study.runs, 'run')} in all", 60 * study.minutes, cores)
+    whole = cost_text(f"{study.name}: {count(study.n_runs, 'run')} in all", 60 * study.minutes, cores)
     say(f"{whole} by the estimate in its file; what is done is reused")
 
 
 def _make_and_report(runs: "StudyRuns", write_table: bool) -> None:
-    """Make the missing runs of a study, print its levels and claims, and draw them."""
+    """Make the missing runs of a study, print its levels and claims, and draw them.
+
+    write_table: write the levels to the study's table. Else levels that differ from it raise `RunError`.
+    """
     _print_cost(runs.study)
     steps = list(runs.steps())
     from pe_bench.commands.reproduce.claims import Measurements, Series
@@ -168,7 +171,8 @@ def _make_and_report(runs: "StudyRuns", write_table: bool) -> None:
 def _report_stored(runs: "StudyRuns", table: "Sequence[LevelRow] | None" = None) -> None:
     """Print the levels and claims of a study's stored pieces, and draw them.
 
-    table: levels to compare with; by default the study's table.
+    table: levels to compare with. By default these are the study's table, and differing levels raise
+    `RunError`.
     """
     from pe_bench.commands.reproduce.claims import Measurements
     from pe_bench.commands.reproduce.explained import (

@@ -1,4 +1,4 @@
-"""`eval` and `probe`: finished runs and checkpoints, scored, and their tables."""
+"""`eval` and `probe`: score finished runs and Hugging Face models, and print their tables."""
 
 from collections.abc import Sequence
 from itertools import chain, product
@@ -46,7 +46,7 @@ def evaluate(
     """
     from pe_bench.cli.tables import print_scored, tables_by_folder, tables_of_run
     from pe_bench.commands.sweep.show import SweepTable
-    from pe_bench.runs.find import is_checkpoint
+    from pe_bench.runs.find import is_hf_name
 
     options["per_position"] = options["per_position"] or None
     from pe_bench.commands.evaluate import Evaluation
@@ -58,7 +58,7 @@ def evaluate(
     compared = [run.path for run in scored if run not in alone]
     rows = chain.from_iterable(run.scored for run in scored)
     hashes = dict.fromkeys(row.target_hash for row in rows)
-    by = ("model",) if sum(map(is_checkpoint, runs)) > 1 else ()
+    by = ("model",) if sum(map(is_hf_name, runs)) > 1 else ()
     lengths = scored[0].lengths if scored else ()
     together = tables_by_folder(SweepTable(compared, list(hashes), None), lengths, by=by, baseline=baseline)
     print_scored("eval", [*map(tables_of_run, alone), *together], failures, as_json=as_json)
@@ -124,16 +124,18 @@ def _score_named(
     everything: bool,
     options: dict[str, Any],
 ) -> tuple[list["Run"], list[str]]:
-    """Score the named checkpoints or runs, runs that meet conditions, or all; by default the newest run.
+    """Score the named Hugging Face models or runs, runs that meet conditions, or all runs.
+
+    By default the newest run is scored.
 
     Returns the scored runs, and a message for each failure. kind: the class of the request that is made of
     the options.
     """
     from pe_bench.commands.evaluate import score, score_each
-    from pe_bench.runs.find import is_checkpoint, parse_condition, runs_to_score
+    from pe_bench.runs.find import is_hf_name, parse_condition, runs_to_score
 
     options["lengths"] = parse_lengths(",".join(options["lengths"])) if options["lengths"] else None
-    checkpoints = [name for name in dict.fromkeys(names) if is_checkpoint(name)]
+    checkpoints = [name for name in dict.fromkeys(names) if is_hf_name(name)]
     if not checkpoints:
         conditions = [*map(parse_condition, where)]
         paths = runs_to_score(names, conditions, options["results_dir"], everything=everything)

@@ -21,10 +21,10 @@ from pe_bench.config.parse import parse_config, to_plain, warn_unused
 from pe_bench.config.schema import MACHINE_KEYS, Config, EvalConfig
 from pe_bench.encodings.spec import EncodingSpec
 from pe_bench.errors import RunError, UserError, require
-from pe_bench.hf.load import checkpoint_config
+from pe_bench.hf.load import hf_model_config
 from pe_bench.render.grid import printed_text
 from pe_bench.runs import folder as runs
-from pe_bench.runs.find import find_run, is_checkpoint
+from pe_bench.runs.find import find_run, is_hf_name
 from pe_bench.runs.folder import RunFolder, read_config
 from pe_bench.runs.job import Job
 from pe_bench.runs.rows import COLUMNS, NULLABLE_INTEGER_COLUMNS, PROBE, Row, describe_failures
@@ -68,7 +68,7 @@ class Run(RunFolder):
     """A finished run. `print(run)` shows the table that the command prints.
 
     path: its folder, by which a later process finds it. config: its configuration, as nested dictionaries.
-    validation_loss: the last one of its training, in nats per token.
+    validation_loss: the last validation loss of its training, in nats per token.
     """
 
     def __init__(self, path: Path, scored: Sequence[Row], margin: float, lengths: Sequence[int] = ()) -> None:
@@ -270,7 +270,7 @@ def score(run: Run | str | Path, request: Evaluation) -> Run:
 
     run: a run, its path or name, or the hf: name of a model.
     """
-    if is_checkpoint(run):
+    if is_hf_name(run):
         return prepare(str(run), request).score()
     named = run.path if isinstance(run, Run) else None
     path = named or find_run(str(run), request.results_dir)
@@ -322,9 +322,9 @@ def prepare(
 
     Raises `UserError`.
 
-    section: the section `eval` that the request changes; None: the run's own. waits: called with a message
-    before waiting for another process that works on the run. planner: plans the scores; None for the
-    request's own planner.
+    section: for a run, the section `eval` that the request changes; None: the run's own. waits: called with
+    a message before waiting for another process that works on the run. planner: plans the scores; None for
+    the request's own planner.
     """
     if isinstance(run, Path):
         option_is_for = "a checkpoint (hf:FOLDER)"
@@ -390,7 +390,7 @@ def _config_of_hf_model(name: str, request: Evaluation) -> Config:
     reference = request.reference
     if reference is not None:
         reference = check_type(reference, AtLeast2, "--reference")
-    return checkpoint_config(
+    return hf_model_config(
         name,
         request.overrides,
         request.eval_values,

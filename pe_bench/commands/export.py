@@ -21,8 +21,8 @@ from pe_bench.hf.export import (
     write_model,
     write_weights,
 )
-from pe_bench.hf.load import checkpoint_config
-from pe_bench.hf.opened import open_checkpoint
+from pe_bench.hf.load import hf_model_config
+from pe_bench.hf.opened import open_hf_model
 from pe_bench.hf.source import (
     CONFIG,
     GENERATION_CONFIG,
@@ -82,12 +82,12 @@ def export_hf_model(text: str, scaling: str, folder: Path, results_dir: Path) ->
     text: hf:FOLDER or hf:OWNER/NAME. scaling: such as `yarn factor=2`. Raises `UserError`, `RunError`.
     """
     _require_new_folder(folder)
-    config = checkpoint_config(text, [], {}, {}, results_dir)
+    config = hf_model_config(text, [], {}, {}, results_dir)
     assert config.checkpoint is not None
     source = read_source(text)
     length = config.trained_length
     first_ids = config.checkpoint.first_token_ids
-    opened = open_checkpoint(source, load_config(source), length, first_ids, torch.float32, plain=False)
+    opened = open_hf_model(source, load_config(source), length, first_ids, torch.float32, plain=False)
     why = opened.model.why_encoding_stays
     require(not why, f"{source.name} {why}, so --with has nothing to replace")
     config = replace(config, encoding=opened.encoding, model=opened.size)
@@ -129,7 +129,7 @@ def _copy_files(source: Source, folder: Path) -> None:
 
 
 def _require_new_folder(folder: Path) -> None:
-    """Raise `UserError` for a path that cannot become a new folder."""
+    """Raise `UserError` for a path that is neither free for a new folder nor an empty folder."""
     message = f"--hf {folder} is no name of a new folder: say --hf {folder}/NAME"
     require(folder.name not in ("", ".."), message)
     is_empty = folder.is_dir() and not any(folder.iterdir())
@@ -152,7 +152,10 @@ Made by `{command}`; run {name}, weights SHA-256 {weights}.
 
 
 def _model_card(run: RunFolder, config: Config, parameters: int, weights: str) -> str:
-    """Return the model card: front matter for programs, and facts of the training and scores for people."""
+    """Return the model card: front matter for programs, and facts of the training and scores for people.
+
+    parameters: their number. weights: the SHA-256 of the file of weights.
+    """
     trained = [row for row in run.rows if row.scored_with == row.encoding]
     rows = [row for row in trained if row.protocol == "paired"]
     whole = [row for row in rows if not row.half]
@@ -194,7 +197,10 @@ def _model_card(run: RunFolder, config: Config, parameters: int, weights: str) -
 
 
 def _write_tokenizer(folder: Path, config: TokenizerConfig, cached: Path) -> None:
-    """Write tokenizer.json; for bytes, one that transformers reads."""
+    """Write tokenizer.json and tokenizer_config.json, as transformers reads them.
+
+    cached: the file of the trained tokenizer, for the kind `bpe`.
+    """
     if config.kind == "bytes":
         write_byte_tokenizer(folder)
         return

@@ -1,7 +1,7 @@
 """`extend`: a trained model at longer texts, without and with a little more training, in one table.
 
 It scores the unchanged runs and each scaling of them with `evaluate`, trains them further with each scaling
-in a sweep of `train`, and reads the table of the family.
+in a sweep of `train`, and makes the table of all these runs.
 """
 
 import json
@@ -18,17 +18,17 @@ from pe_bench.commands.evaluate import Evaluation, prepare, score_each
 from pe_bench.commands.extend_hf import extend_hf
 from pe_bench.commands.job import load_trained, trusted
 from pe_bench.commands.sweep.run import launch
-from pe_bench.config.arguments import typed_values
+from pe_bench.config.arguments import value_texts
 from pe_bench.config.schema import Config
-from pe_bench.config.sweeps import Planned, Typed, check_launcher, plan_jobs, sort_by_use
+from pe_bench.config.sweeps import PlannedJob, SortedOverrides, check_launcher, plan_jobs, sort_by_use
 from pe_bench.errors import RunError, UserError, first_line, require
-from pe_bench.hf.load import checkpoint_config
+from pe_bench.hf.load import hf_model_config
 from pe_bench.render.grid import printed_text
 from pe_bench.report.build import build_tables, run_tables
 from pe_bench.report.columns import show
 from pe_bench.report.groups import Selection
 from pe_bench.report.records import Table
-from pe_bench.runs.find import Condition, find_runs, is_checkpoint, without_tries
+from pe_bench.runs.find import Condition, find_runs, is_hf_name, without_tries
 from pe_bench.runs.folder import RunFolder, read_config
 from pe_bench.runs.rows import Row
 from pe_bench.runs.untrusted import read_json
@@ -57,9 +57,9 @@ SHARE_OF_LEARNING_RATE = 0.2  # a share of the first stage's learning rate
 
 @dataclass(frozen=True)
 class Extended:
-    """A family of runs: `print` shows its table, and `plot` draws its losses by length."""
+    """Runs at longer texts: `print` shows their table, and `plot` draws their losses by length."""
 
-    runs: list[Path]
+    runs: list[Path]  # the folders of the given runs, then of the runs that were trained further
     tables: list[Table]
 
     def __str__(self) -> str:
@@ -92,13 +92,13 @@ def extend_runs(
     """
     requested = read_with(with_ or [",".join(DEFAULT_SCALINGS)])
     require(tokens is not None or not long, "--long trains with as many tokens as both stages: give --tokens")
-    if any(map(is_checkpoint, runs)):
+    if any(map(is_hf_name, runs)):
         require(to.endswith("x"), f"--to {to} of a checkpoint: say how many times longer, such as 4x")
         names = ", ".join(runs)
         require(len(runs) == 1, f"give one checkpoint at a time, not {names}")
         require(not long, "--long trains a run from the start, and a checkpoint has no such: leave it out")
         require(train_layers is None or tokens is not None, "--train-layers has no effect without --tokens")
-        refuse_scored_keys(typed_values(overrides))
+        refuse_scored_keys(value_texts(overrides))
         data_path = None if text is None else str(text)
         if tokens is not None:
             scores = Evaluation(
@@ -169,11 +169,12 @@ def extend_runs(
 
 
 def _checked_values(
-    runs: Sequence[Path], config: Config, typed: Typed, *, is_trained: bool
+    runs: Sequence[Path], config: Config, typed: SortedOverrides, *, is_trained: bool
 ) -> Mapping[str, Any]:
-    """Return the values of the overrides by their keys.
+    """Return the values of the overrides of the first job, by key.
 
-    Raises `UserError` for runs that differ in more than the seed, and for overrides without effect.
+    is_trained: the runs are trained further. Raises `UserError` for runs that differ in more than the seed or
+    were not trained on text, and for overrides without effect.
     """
     names = ", ".join(run.name for run in runs)
     if is_trained:
@@ -201,7 +202,7 @@ def _checked_values(
 
 
 def refuse_scored_keys(keys: Container[str]) -> None:
-    """Raise `UserError` for keys of the scores that options of `extend` set for all lines."""
+    """Raise `UserError` for `eval.lengths` and `eval.targets`, which --lengths and --targets replace."""
     for option in ("lengths", "targets"):
         message = f"eval.{option} is not for all lines of the table: say --{option}, which is for all"
         require(f"eval.{option}" not in keys, message)
@@ -217,9 +218,12 @@ class StageJobs:
     request: Evaluation  # the request by which the unchanged runs are scored
     overrides: Sequence[str]  # the overrides of the command, for all stages
 
-    def continuing(self, requested: Sequence[Requested], tokens: int) -> list[Planned]:
-        """Return jobs that go on from each run with each encoding."""
-        jobs: list[Planned] = []
+    def continuing(self, requested: Sequence[Requested], tokens: int) -> list[PlannedJob]:
+        """Return jobs that go on from each run with each requested encoding; equal jobs count once.
+
+        tokens: the training tokens of a job.
+        """
+        jobs: list[PlannedJob] = []
         own = self._jobs("train.from", tokens)
         for each in requested:
             for job in own:
@@ -231,15 +235,18 @@ class StageJobs:
                     jobs.append(_with_encoding_in_label(replace(job, config=config)))
         return jobs
 
-    def from_the_start(self, tokens: int) -> list[Planned]:
-        """Return a job for each run that trains its model from the start on the tokens of both stages."""
+    def from_the_start(self, tokens: int) -> list[PlannedJob]:
+        """Return jobs that train the model of each run from the start, on as many tokens as both stages.
+
+        tokens: the tokens of the second stage. Raises `UserError` for runs that are later stages themselves.
+        """
         train = self.config.train
         message = f"--long counts the tokens of one stage, and {self.runs[0].name} has more: leave it out"
         require(train.from_run is None, message)
         jobs = self._jobs("train.beside", train.total_steps * train.batch_tokens + tokens)
         return [_with_encoding_in_label(job) for job in jobs]
 
-    def _jobs(self, key: str, tokens: int) -> list[Planned]:
+    def _jobs(self, key: str, tokens: int) -> list[PlannedJob]:
         """Return jobs with the runs' own encoding.
 
         key: the key that names a job's run, such as `train.from`.
@@ -274,16 +281,17 @@ class StageJobs:
         return jobs
 
 
-def _with_encoding_in_label(job: Planned) -> Planned:
+def _with_encoding_in_label(job: PlannedJob) -> PlannedJob:
     """Return a job with its encoding in its label."""
     label = f"encoding={encoding_label(job.config)} {job.label}"
     return replace(job, label=label.rstrip())
 
 
 def _with_searched_values(requested: Requested, run: Path, config: Config, length: int) -> Requested:
-    """Return an encoding with searched values, if its class has an option to search.
+    """Return a requested encoding, with values found by search for the option that its class searches.
 
-    They are searched for the first run, used for all seeds, and kept in the first run's folder.
+    Without such an option, the encoding is returned unchanged. run: the first run, in whose folder the values
+    are kept; they are used for all seeds.
     """
     option = option_to_give(requested, config.search, "searched")
     if not option:
@@ -346,11 +354,11 @@ def _score_untrained(
 
 
 def _with_lengths(text: str, request: Evaluation, to: float) -> Evaluation:
-    """Return the request for a Hugging Face model with the lengths to score.
+    """Return the request for a Hugging Face model with lengths to score, unless an experiment sets them.
 
-    to: the longer length over the training length.
+    text: hf:FOLDER or hf:OWNER/NAME. to: the longer length over the training length.
     """
-    config = checkpoint_config(
+    config = hf_model_config(
         text, request.overrides, {}, {}, request.results_dir, data_path=request.data_path
     )
     if request.lengths is None and config.eval.lengths is not None:

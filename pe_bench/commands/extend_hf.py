@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from pe_bench.commands.evaluate import Evaluation, prepare
-from pe_bench.config.arguments import typed_values, without_keys
+from pe_bench.config.arguments import value_texts, without_keys
 from pe_bench.config.compose import compose
 from pe_bench.config.parse import parse_config
 from pe_bench.config.schema import MIN_PAIRED_LENGTH, Config, DataConfig, quarter_of
@@ -25,14 +25,14 @@ from pe_bench.data.batches import TrainingWindows
 from pe_bench.data.packed import Data, load_data, summary
 from pe_bench.errors import require
 from pe_bench.hf.export import require_rescaled, rescaled_config, write_weights
-from pe_bench.hf.load import checkpoint_config
-from pe_bench.hf.opened import Opened, open_checkpoint
-from pe_bench.hf.source import HF_PREFIX, Source, load_config, read_source
+from pe_bench.hf.load import hf_model_config
+from pe_bench.hf.opened import Opened, open_hf_model
+from pe_bench.hf.source import Source, load_config, read_source
 from pe_bench.hf.training import FurtherTraining, Settings, train_further, trained_parameters
 from pe_bench.report.build import build_tables
 from pe_bench.report.groups import Selection
 from pe_bench.report.records import Table
-from pe_bench.runs.find import Condition
+from pe_bench.runs.find import HF_PREFIX, Condition
 from pe_bench.runs.folder import locked, record_error
 from pe_bench.runs.job import hashed
 from pe_bench.scoring.other_encodings import OtherEncoding, Requested, find_others
@@ -97,13 +97,13 @@ def extend_hf(
     """
     for_scores = without_keys(overrides, TRAINING_KEYS)
     for_training = [each for each in overrides if each not in for_scores]
-    keys = typed_values(for_scores)
+    keys = value_texts(for_scores)
     message = "the further training needs text: say --text DIR, of text files"
     has_text = scores.data_path is not None or "data" in keys or "data.path" in keys
     require(has_text, message)
     if VALIDATION_KEY not in keys and "data.validation_path" not in keys:
         for_scores.append(f"{VALIDATION_KEY}={DataConfig.validation_fraction}")
-    config = checkpoint_config(text, for_scores, {}, {}, scores.results_dir, data_path=scores.data_path)
+    config = hf_model_config(text, for_scores, {}, {}, scores.results_dir, data_path=scores.data_path)
     length = round(to * config.trained_length)
     settings = _settings(config, for_training, length, tokens, train_layers)
     stretched = [with_factor(each, to, ()) for each in requested]
@@ -121,7 +121,7 @@ def _settings(
     config: Config, overrides: Sequence[str], length: int, tokens: int, layers: int | None
 ) -> Settings:
     """Return the settings of a training at a length. Raise `UserError` for values that do not fit."""
-    given = typed_values(overrides)
+    given = value_texts(overrides)
     batch = length * max(1, BATCH_TOKENS // length)
     typed = str(given.get("train.batch_tokens", batch))
     step_tokens = int(typed) if typed.isdecimal() else batch
@@ -181,7 +181,7 @@ def _open_replaceable(config: Config, source: Source) -> Opened:
     assert config.checkpoint is not None
     first_ids = config.checkpoint.first_token_ids
     length = config.trained_length
-    opened = open_checkpoint(source, load_config(source), length, first_ids, torch.float32, plain=False)
+    opened = open_hf_model(source, load_config(source), length, first_ids, torch.float32, plain=False)
     why = opened.model.why_encoding_stays
     require(not why, f"{source.name} {why}, so --with has nothing to replace")
     return opened
@@ -267,7 +267,7 @@ def _at_work(workplace: Path, group: Group) -> Iterator[None]:
 def _write_model(stage: Stage, opened: Opened, about: dict[str, Any]) -> None:
     """Write the trained model to its folder, read it again, and delete the training's folder.
 
-    Raises `RunError` if logits differ.
+    about: the facts of the training, for training.json. Raises `RunError` if logits differ.
     """
     with replace_folder(stage.target) as folder:
         write_weights(folder, stage.source, opened.model.causal, stage.values)

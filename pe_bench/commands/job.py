@@ -15,8 +15,8 @@ from pe_bench.data.packed import Data, load_data, summary
 from pe_bench.encodings.source import copy_files
 from pe_bench.encodings.spec import EncodingSpec
 from pe_bench.errors import RunError, UserError, require
-from pe_bench.hf.load import load_checkpoint
-from pe_bench.model.attention.native import training_kernel, usable_kernel
+from pe_bench.hf.load import load_hf_model
+from pe_bench.model.attention.native import describe_training_kernel, usable_kernel
 from pe_bench.model.checks import (
     WINDOWS_TO_CHECK,
     dry_run_training,
@@ -34,7 +34,7 @@ from pe_bench.scoring.other_encodings import OtherEncoding, models_under
 from pe_bench.scoring.plans import Planner, make_plans, shortages
 from pe_bench.scoring.protocols import Plan
 from pe_bench.scoring.rows import score, scored_rows
-from pe_bench.scoring.stages import after_training, stage_label, trained_name
+from pe_bench.scoring.stages import later_stage_encoding, stage_label, trained_name
 from pe_bench.system import machine
 from pe_bench.system.files import remove_leftovers, write_json
 from pe_bench.system.signals import Stopped
@@ -48,7 +48,7 @@ def load(config: Config, planner: Planner = make_plans, run: Path | None = None)
     run: the folder of a finished run, whose parent is not needed any more.
     """
     if config.checkpoint is not None:
-        return load_checkpoint(config, planner)
+        return load_hf_model(config, planner)
     device = machine.resolve_device(config.device)
     threads = machine.set_threads(config.threads)
     data = load_data(config)
@@ -58,7 +58,7 @@ def load(config: Config, planner: Planner = make_plans, run: Path | None = None)
         config = with_parent(config, source)
     encoding = EncodingSpec(config.encoding, config.search)
     if source is not None and config.train.from_run:
-        encoding = after_training(encoding, source.config, config.train.length)
+        encoding = later_stage_encoding(encoding, source.config, config.train.length)
     encoding = encoding.with_code_hashes()
     config = replace(config, encoding=encoding.values)
     with user_code_errors():
@@ -148,11 +148,14 @@ def explain_stop(job: Job) -> Iterator[None]:
 
 
 def write_description(job: Job) -> None:
-    """Write config.yaml and environment.json, of the last process that works on the run; print its data."""
+    """Write config.yaml and environment.json, and print a line on the data.
+
+    The files describe the last process that works on the run.
+    """
     write_config(job)
     facts: dict[str, Any] = {**machine.environment(job.device, job.threads)}
     if job.config.checkpoint is None:
-        facts["attention"] = kernel = training_kernel(job.device, job.dtype)
+        facts["attention"] = kernel = describe_training_kernel(job.device, job.dtype)
         is_compiled = usable_kernel(torch.float32).library is not None
         if job.device.type == "cpu" and not is_compiled:
             say(f"attention: {kernel}")

@@ -59,10 +59,11 @@ def draw_run(job: Job, picture: Path) -> None:
 
 
 def text_written(job: Job) -> str:
-    """Return the text that a trained model writes after its training length and the longest scored length.
+    """Return a prompt's end and continuation, and the texts that a trained model writes after the prompt.
 
-    Each next token is the likeliest token after the latest tokens, as many as the prompt has, so that the
-    model always reads texts of one length.
+    A text is written after as many tokens as the training length, and after the longest scored length. Each
+    next token is the likeliest token after the latest tokens, as many as the prompt has, so that the model
+    always reads texts of one length.
     """
     trained = job.config.train.length
     scored = [row.length for row in RunFolder(job.folder).rows if is_as_trained(row) and has_number(row)]

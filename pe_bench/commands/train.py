@@ -99,8 +99,9 @@ def finish(
 ) -> list[Row]:
     """Train and score a prepared run, with progress shown by `bars`, and return its rows.
 
-    An error is recorded in the run's folder until the run goes on. Jobs of a sweep may score the same run:
-    one waits for the other, and calls `waits` with a message first.
+    Processes of torchrun after the first return no rows. An error is recorded in the run's folder until the
+    run goes on. Jobs of a sweep may score the same run: a job waits for the other job, and calls `waits` with
+    a message first.
     """
     processes = job.config.train.processes
     if processes > world_size() and not _is_trained(job, plans):

@@ -8,7 +8,7 @@ from typing import Any
 
 from pe_bench.config.compose import compose
 from pe_bench.config.groups import GROUPS, find_name, keys_in
-from pe_bench.config.overrides import Override, parse_override, unknown_key, with_whole_key
+from pe_bench.config.overrides import Override, parse_override, unknown_key, with_full_key
 from pe_bench.config.parse import parse_config
 from pe_bench.config.schema import KEYS, Config
 from pe_bench.errors import require
@@ -45,7 +45,7 @@ def configs_of(arguments: Sequence[str], search: Sequence[Path] = ()) -> dict[st
     used_options: set[Override] = set()
     for name in names:
         values = compose([f"encoding={name}", *shared], search)
-        in_whole = {option: with_whole_key(name, values["encoding"], option) for option in options}
+        in_whole = {option: with_full_key(name, values["encoding"], option) for option in options}
         used_options |= {option for option, whole in in_whole.items() if whole or option.prefix}
         chosen = [str(option) for option in in_whole.values() if option]
         if chosen:
@@ -73,8 +73,8 @@ def without_keys(overrides: Sequence[str], keys: Sequence[str]) -> list[str]:
     return [text for text in overrides if parse_override(text).key not in keys]
 
 
-def typed_values(overrides: Sequence[str]) -> dict[str, str | None]:
-    """Return the typed values of overrides by key; `~KEY` has the value None."""
+def value_texts(overrides: Sequence[str]) -> dict[str, str | None]:
+    """Return the text of each override's value, as it was typed, by key; None for `~KEY`."""
     parsed = [parse_override(text) for text in overrides]
     return {override.key: override.value for override in parsed}
 

@@ -51,7 +51,10 @@ CATALOGUE_KEY = "catalogue"  # a key with several encodings, by their names
 
 
 def compose(overrides: Sequence[str], search: Sequence[Path] = ()) -> dict[str, Any]:
-    """Compose the configuration of one job as plain values, without running anything. Raises `UserError`."""
+    """Compose the configuration of one job as plain values, without overrides of the environment.
+
+    Raises `UserError`.
+    """
     return _compose_completed(for_hydra(overrides, search), search)
 
 
@@ -182,7 +185,7 @@ def _keys_of(override: Override) -> Iterator[str]:
 
 
 def choose_encoding(name: str, modifiers: Sequence[str], search: Sequence[Path] = ()) -> dict[str, Any]:
-    """Return an encoding with all its options and modifiers, with interpolations of a configuration."""
+    """Return an encoding with all its options and modifiers; interpolations are not resolved."""
     encoding = read_choice("encoding", find_name("encoding", name, search), search)
     for modifier in modifiers:
         found = find_name("modifier", modifier, search)
@@ -262,7 +265,7 @@ def call_by_number(jobs: int, launcher: Sequence[str], task: Callable[[int], Non
         hydra.multirun(LAUNCH_CONFIG, call_task, overrides)
 
 
-def compose_launcher(launcher: Sequence[str]) -> None:
+def refuse_unknown_launcher(launcher: Sequence[str]) -> None:
     """Raise `UserError` for overrides that are unknown to Hydra's launchers."""
     from hydra import compose as hydra_compose
 
@@ -353,8 +356,9 @@ def _model_file(config_path: str) -> Path | None:
     return Path(name) if group == "model" and is_model_file(name) else None
 
 
-def _refuse_missing_value(otherwise: str) -> None:
-    raise UserError(otherwise)
+def _refuse_missing_value(message: str) -> None:
+    """Raise `UserError` with the message of `${required:MESSAGE}`, which an override has to replace."""
+    raise UserError(message)
 
 
 def _in_proportion(size: int, width: int, usual_width: int) -> int:
@@ -430,6 +434,7 @@ def _named_part(values: Mapping[str, Any], search: Sequence[Path], prefix: str) 
 
 
 def _chosen_part(group: str, typed: str, search: Sequence[Path]) -> dict[str, Any]:
+    """Return the encoding or modifier with a typed name, and with all its options."""
     return read_choice(group, find_name(group, typed, search), search)
 
 
@@ -454,9 +459,10 @@ def _read_preset(name: str, search: Sequence[Path]) -> dict[str, Any]:
 
 
 def _mark_derived(raw: dict[str, Any], values: dict[str, Any], preset: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a part with lists of its options: `derived` have a formula or the value of the preset.
+    """Return an encoding or a modifier with two lists of its options, `derived` and `chosen`.
 
-    `chosen` differ from the preset: such a value may be the default of the class.
+    Derived options have a formula or the preset's value. Chosen options differ from the preset, even if they
+    have the default of the class. raw: the values before interpolation. preset: the shipped file's options.
     """
     modifiers = preset.get("modifiers") or {}
     if preset.get("class") != values.get("class"):

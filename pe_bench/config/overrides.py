@@ -60,6 +60,7 @@ class Override:
 
 
 def parse_override(text: str) -> Override:
+    """Split a text into prefix, key and value, without checks: any text has these parts."""
     bare = text.lstrip(OVERRIDE_PREFIXES)
     key, equals, value = bare.partition("=")
     prefix = text.removesuffix(bare)
@@ -109,10 +110,11 @@ def overrides_of(key: str, value: Any) -> Iterator[str]:
         yield f"{key}={quote(plain_value(value))}"
 
 
-def with_whole_key(name: str, encoding: Mapping[str, Any], option: Override) -> Override | None:
-    """Return an option such as `base=500` with its whole key, `encoding.base`, as `full_key` finds it.
+def with_full_key(name: str, encoding: Mapping[str, Any], option: Override) -> Override | None:
+    """Return an option such as `base=500` with its full key, `encoding.base`, as `full_key` finds it.
 
-    Return None if neither the encoding `name` nor a modifier of it has the option.
+    Return None if neither the encoding `name` nor a modifier of it has the option. A full key with a prefix
+    such as `+` is returned unchanged.
     """
     if "." in option.key and option.prefix:
         return option
@@ -121,9 +123,9 @@ def with_whole_key(name: str, encoding: Mapping[str, Any], option: Override) -> 
 
 
 def full_key(name: str, encoding: Mapping[str, Any], key: str) -> str | None:
-    """Return the whole key of an option, such as `encoding.base` for `base`.
+    """Return the full key of an option, such as `encoding.base` for `base`; None without such an option.
 
-    encoding: the values of the encoding `name` with its modifiers; None if none of them has the option.
+    encoding: the values of the encoding `name` with its modifiers, in which the option is looked up.
     """
     keys = set(keys_in(encoding, "encoding."))
     if "." in key:
@@ -158,6 +160,7 @@ def values_of(override: Override) -> list[Any]:
 
 
 def _parsed_values(override: Override) -> list[Any]:
+    """Return the values of an override, several for a sweep. Raises `HydraException`."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.core.override_parser.types import Transformer
 

@@ -205,6 +205,10 @@ class EvalConfig:
         return sorted({*chosen, *later, train_length})
 
     def resolved_max_length(self, train_length: int) -> int:
+        """The length up to which all lengths have the same targets.
+
+        By default it is 16 times the training length, of the first stage if there are several.
+        """
         return self.max_length or 16 * (self.first_length or train_length)
 
     def resolved_target_tokens(self, train_length: int) -> int:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from pe_bench.config.compose import compose, compose_launcher, compose_over
+from pe_bench.config.compose import compose, compose_over, refuse_unknown_launcher
 from pe_bench.config.groups import OPTIONS_OF_GROUP, names_in
 from pe_bench.config.overrides import (
     OVERRIDE_PREFIXES,
@@ -27,7 +27,7 @@ PARENT_KEYS = ("train.from", "train.beside")
 
 
 @dataclass(frozen=True)
-class Planned:
+class PlannedJob:
     """A job that is not run yet: its configuration, and the overrides that describe it."""
 
     label: str  # the overrides that differ from the other jobs
@@ -36,7 +36,7 @@ class Planned:
     given: Mapping[str, Any] = field(default_factory=dict)  # values of the overrides, by key
     swept: tuple[str, ...] = ()  # the words of keys with several values
 
-    def with_seed(self, seed: int) -> "Planned":
+    def with_seed(self, seed: int) -> "PlannedJob":
         config = replace(self.config, seed=seed)
         return replace(self, config=config, words=(*self.words, f"seed={seed}"))
 
@@ -47,7 +47,7 @@ def plan_jobs(
     *,
     choice: Sequence[str] = (),
     values: Mapping[str, Any] | None = None,
-) -> list[Planned]:
+) -> list[PlannedJob]:
     """Return the jobs that overrides describe, one for each combination of their values, without running any.
 
     choice: overrides before the others, such as the encoding. values: plain values of keys without an
@@ -71,13 +71,13 @@ def plan_job(
     *,
     choice: Sequence[str] = (),
     values: Mapping[str, Any] | None = None,
-) -> Planned:
+) -> PlannedJob:
     """Return the single job of overrides, as `plan_jobs` does. Raises `UserError` for several values."""
     values = values or {}
     composed = compose_over(values, choice, overrides, search)
     value_words = [f"{key}={quote(value)}" for key, value in values.items()]
     config = parse_config(composed, search)
-    return Planned(config.encoding["name"], config, (*choice, *value_words, *overrides))
+    return PlannedJob(config.encoding["name"], config, (*choice, *value_words, *overrides))
 
 
 def _options_of_keys(overrides: Sequence[str], search: Sequence[Path]) -> list[list[str]]:
@@ -123,13 +123,13 @@ def label_of(words: Sequence[str], encoding: str) -> str:
     return label.replace("\\:", ":")  # Hydra's escape in my.py:RootBias
 
 
-def by_key(overrides: Sequence[str]) -> dict[str, str]:
-    """Return the overrides, each under its key."""
+def overrides_by_key(overrides: Sequence[str]) -> dict[str, str]:
+    """Return the text of each override by key; the last override of a key counts."""
     return {parse_override(text).key: text for text in overrides}
 
 
 @dataclass(frozen=True)
-class Typed:
+class SortedOverrides:
     """The overrides of a command, sorted into settings of the launcher, of the machine and of the runs."""
 
     launcher_overrides: list[str]
@@ -142,9 +142,9 @@ class Typed:
         return [*self.machine_overrides, *self.run_overrides]
 
 
-def sort_by_use(overrides: Sequence[str]) -> Typed:
+def sort_by_use(overrides: Sequence[str]) -> SortedOverrides:
     """Sort the overrides of a command into those of the launcher, the machine and the runs."""
-    typed = Typed([], [], [])
+    typed = SortedOverrides([], [], [])
     for text in overrides:
         key = parse_override(text).key
         if key.startswith(("hydra/", "hydra.")):
@@ -160,7 +160,7 @@ def check_launcher(overrides: Sequence[str]) -> None:
     """Raise `UserError` for overrides that are unknown to all launchers, without launching or writing."""
     _refuse_several_nodes(overrides)
     if overrides:
-        compose_launcher(overrides)
+        refuse_unknown_launcher(overrides)
 
 
 def _refuse_several_nodes(overrides: Sequence[str]) -> None:
@@ -174,19 +174,19 @@ def _refuse_several_nodes(overrides: Sequence[str]) -> None:
 
 
 @dataclass(frozen=True)
-class Sweep:
-    """The jobs of overrides with several values."""
+class HydraSweep:
+    """A sweep of `train -m`, by overrides in Hydra's grammar: its keys, number of jobs and configurations."""
 
     keys: tuple[str, ...]  # the keys with several values
     jobs: int  # the number of combinations of values
     configs: Iterator[Config]  # the configurations of combinations that have every value at least once
-    named: tuple[str, ...]  # the keys of all overrides
+    override_keys: tuple[str, ...]  # the keys of all overrides
 
 
-def read_sweep(overrides: Sequence[str], search: Sequence[Path]) -> Sweep:
+def read_sweep(overrides: Sequence[str], search: Sequence[Path]) -> HydraSweep:
     """Return the sweep that overrides describe. Raises `UserError`, also when its `configs` are iterated.
 
-    configs: are composed one by one, for combinations that have every value at least once.
+    The iterator `configs` composes each configuration when it is needed.
     """
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
@@ -203,7 +203,7 @@ def read_sweep(overrides: Sequence[str], search: Sequence[Path]) -> Sweep:
     combinations = [[*plain, *chosen] for chosen in _each_value_once(values)]
     configs = (parse_config(compose(words, search), search) for words in combinations)
     jobs = math.prod(map(len, values))
-    return Sweep(keys, jobs, configs, tuple(text.key for text in texts))
+    return HydraSweep(keys, jobs, configs, tuple(text.key for text in texts))
 
 
 def _overrides_with_one_value(override: Any, search: Sequence[Path]) -> list[str]:

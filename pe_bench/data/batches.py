@@ -22,7 +22,7 @@ class Batch:
     is_answer: Tensor | None = None  # bool [B, T + 1], the tokens with a loss; None: all but the first
 
     @property
-    def losses(self) -> int:
+    def n_losses(self) -> int:
         """Return the number of targets with a loss."""
         if self.is_answer is None:
             return self.tokens[:, 1:].numel()
@@ -125,7 +125,11 @@ def windows_of(data: Data, length: int, side: str = "training") -> Windows:
 
 
 def _documents_to_join(lengths: np.ndarray, size: int) -> np.ndarray:
-    """Return the indices of documents below `size`, and of longer ones until the total reaches `size`."""
+    """Return the indices of the documents to join: all that are shorter than `size` tokens.
+
+    If their joint length is below `size`, the shortest longer documents are joined too. Without a short
+    document there is nothing to join.
+    """
     order = np.argsort(lengths, kind="stable")
     joint_lengths = np.cumsum(lengths[order] + 1) - 1
     short = int(np.searchsorted(lengths[order], size))

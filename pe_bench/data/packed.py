@@ -169,7 +169,7 @@ def read_corpus(
 def _pack_sides(
     folder: Path, train: list[Document], validation: list[Document], config: TokenizerConfig
 ) -> dict[str, Any]:
-    """Write both sides of the split into `folder`; return the facts that `load_data` reads beside them."""
+    """Write the tokens of both sides into `folder`; return the facts of meta.json that `load_data` reads."""
     tokenizer = _make_tokenizer(config, train, folder)
     loss = ""
     if config.kind in ("file", "hub"):  # not trained on this text

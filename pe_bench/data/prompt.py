@@ -83,7 +83,7 @@ class Prompts:
         return example
 
     def example(self, rng: np.random.Generator, size: int) -> Example:
-        """Return the tokens of a prompt and its answers; each has its answer's number, 0 in the prompt."""
+        """Return a prompt and its answers as tokens; `number` is 0 in the question, else the answer's."""
         question, answers = PROMPT_KINDS[self.name](rng, size)
         sizes = [len(question), *(1 + len(answer) for answer in answers)]
         ends = np.cumsum(sizes)  # the ends in bytes, because all text is ASCII
@@ -198,7 +198,7 @@ def fwe(rng: np.random.Generator, size: int) -> Prompt:
 
 
 def _random_words(rng: np.random.Generator, count: int, letters: int, first: str) -> list[str]:
-    """Return `count` different words of random letters; the alphabet begins with `first`."""
+    """Return `count` different words of random letters: `first` or one of the 25 characters after `first`."""
     words: dict[str, None] = {}
     while len(words) < count:
         numbers = ord(first) + rng.integers(26, size=letters)

@@ -66,7 +66,7 @@ def character_boundary(text: bytes, position: int) -> int:
     return position
 
 
-def read_newlines(text: bytes, newlines: str) -> bytes:
+def normalise_newlines(text: bytes, newlines: str) -> bytes:
     r"""Return a text with `\n` for every line end and without a byte-order mark; `keep` changes nothing.
 
     Line ends and marks come from the machine that wrote the text: a model would learn them and be scored on
@@ -144,7 +144,7 @@ def _documents_in(path: Path, name: str, config: DataConfig) -> Iterator[Documen
             text = path.read_bytes().decode(config.encoding).encode()
             if b"\0" in text:
                 raise ValueError(f"byte {text.index(0)} is zero")
-            yield Document(name, read_newlines(text, config.newlines))
+            yield Document(name, normalise_newlines(text, config.newlines))
             return
         for row, values in enumerate(rows):
             text = row_text(values, config, f"{path}, row {row},")
@@ -157,7 +157,10 @@ def _documents_in(path: Path, name: str, config: DataConfig) -> Iterator[Documen
 
 
 def _parquet_rows(path: Path, text_column: str) -> Iterator[dict[str, Any]]:
-    """Yield rows in this thread: `datasets` would leave threads, and Python would end with SIGABRT."""
+    """Yield the rows of a Parquet file, with the column `text_column` alone if the file has it.
+
+    Rows are read in this thread: `datasets` would leave threads, and Python would end with SIGABRT.
+    """
     import pyarrow.parquet
 
     with pyarrow.parquet.ParquetFile(path) as file:
@@ -182,14 +185,17 @@ def _json_rows(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def row_text(values: dict[str, Any], config: DataConfig, where: str) -> bytes:
-    """Return the bytes of one row's text; empty for a row with null."""
+    """Return the bytes of one row's text; empty for a row with null.
+
+    where: the file or split of the row, for messages. Raises `UserError` if its column is missing or no text.
+    """
     column = config.text_column
     way_out = f"set data.text_column to one of {', '.join(values)}"
     require(column in values, f"{where} has no column '{column}': {way_out}")
     text = values[column]
     message = f"{where} holds {type(text).__name__} in column '{column}', not text: set data.text_column"
     require(isinstance(text, str | None), message)
-    return read_newlines((text or "").encode(), config.newlines)
+    return normalise_newlines((text or "").encode(), config.newlines)
 
 
 # The source code of Python's standard library: real text on every machine.
@@ -212,4 +218,4 @@ def read_stdlib(config: DataConfig) -> Iterator[Document]:
             continue
         with suppress(UnicodeDecodeError):
             text.decode()
-            yield Document(name, read_newlines(text, config.newlines))
+            yield Document(name, normalise_newlines(text, config.newlines))

@@ -29,8 +29,8 @@ def split_corpus(
 
     validation: the source's own validation documents. fraction: of the documents, for validation if the
     source has none; 1 leaves no training documents, as for a Hugging Face model. least: the number of
-    validation documents below which documents are cut into pieces. Raises `UserError` if another side would
-    be empty.
+    validation documents below which documents are cut into pieces. Raises `UserError` for an empty side,
+    except without training documents by `fraction` 1.
     """
     train = _without_copies(documents)
     if fraction == 1 and validation is None:
@@ -122,7 +122,10 @@ def _without_empty(documents: Sequence[Document]) -> list[Document]:
 
 
 def without_overlap(validation: Sequence[Document], training: Sequence[Document]) -> list[Document]:
-    """Return the validation documents with at most 30 % of their windows in training, without copies."""
+    """Return the validation documents that share at most 30 % of their windows with training documents.
+
+    Copies of training documents are left out, also if they are shorter than a window.
+    """
     total = sum(len(document.text) for document in training)
     rate = 1 << max(0, (total // KEPT_WINDOWS).bit_length())
     parts = [np.empty(0, np.uint64)]

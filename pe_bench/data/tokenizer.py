@@ -99,15 +99,15 @@ class SubwordTokenizer:
 
     @property
     def unknown(self) -> int | None:
-        """Return the token for text that the vocabulary lacks; None for a tokenizer without such a token."""
+        """Return the id of the token for text that the vocabulary lacks; None without such a token."""
         model = json.loads(self.tokenizer.to_str())["model"]
         name = model.get("unk_token")
         return self.tokenizer.token_to_id(name) if isinstance(name, str) else model.get("unk_id")
 
     def describe_loss(self, texts: Sequence[bytes]) -> str:
-        """Describe the loss in words: how many documents decoding does not restore, and unknown tokens.
+        """Return a text on how many documents decoding does not restore, and how many tokens are unknown.
 
-        Return an empty text without a loss.
+        The text is empty if decoding restores all documents.
 
         Texts are compared in Unicode's normal form, with a leading space of some decoders ignored.
         """

@@ -60,7 +60,7 @@ NO_VOCABULARY = "it was built without a vocabulary: call read_vocabulary with th
 
 
 class LengthError(ValueError):
-    """An encoding has no meaning at the length it was given; the text says why."""
+    """An encoding has no meaning at a length; the message says why."""
 
 
 class Side(NamedTuple):
@@ -74,7 +74,7 @@ class Side(NamedTuple):
 
 
 class ScoreTerm(NamedTuple):
-    """Scores of some pairs of queries and keys: plain products, times the scale."""
+    """Scores of the pairs in `mask`: products of `q` and `k`, before they are multiplied by the scale."""
 
     q: Tensor  # [B, H, Q, *]
     k: Tensor  # [B, H, N, *]
@@ -102,7 +102,10 @@ class Declared:
 
     @classmethod
     def guesses(cls, options: Mapping[str, Any], length: int) -> list[list[float]]:
-        """Return the first values to try of the option `searched`, for windows of `length` tokens."""
+        """Return values of the option `searched` that a search tries first, in windows of `length` tokens.
+
+        Each value is a list of numbers.
+        """
         return []
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -124,7 +127,7 @@ class Declared:
 
     @classmethod
     def implied(cls, options: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the options that another encoding needs for weights trained with these `options`."""
+        """Return options that another encoding must have to use weights trained under these `options`."""
         return {}
 
     @classmethod
@@ -184,7 +187,7 @@ class LayerEncoding(nn.Module, Declared):
         return scale * (queries.x @ keys.x.mT)
 
     def terms(self, queries: Side, keys: Side) -> list[ScoreTerm]:
-        """Optional: return plain products whose masks cover each pair once; `scores` picks by these masks.
+        """Optional, with `scores`: return the same scores as plain products whose masks cover each pair once.
 
         All terms have one width, which may be smaller than the width of the transformed queries and keys.
         """
@@ -212,11 +215,11 @@ class LayerEncoding(nn.Module, Declared):
         raise LookupError(f"the bias of {type(self).__name__} has no columns")
 
     def has_columns(self) -> bool:
-        """Return true if `columns` has the whole bias."""
+        """Return true if the product of `columns` is the whole bias of the encoding."""
         return self.overrides("columns")
 
     def adjust(self, scores: Tensor, visible: Tensor, queries: Side, keys: Side) -> Tensor:
-        """Change the logits [B, H, Q, N] where this needs all keys of a query; `visible` is their mask."""
+        """Change the logits [B, H, Q, N], if this needs all keys of a query; `visible` is the keys' mask."""
         return scores
 
     def visible(self, queries: Side, keys: Side) -> Tensor:
@@ -338,6 +341,6 @@ def batch_first(bias: Tensor) -> Tensor:
 
 
 def bounded(parameter: Tensor, smallest: float, largest: float | None = None) -> Tensor:
-    """Clamp a parameter, but pass its gradient on unchanged: a plain clamp would hold it there for good."""
+    """Clamp a parameter, but pass its gradient on unchanged: a plain clamp keeps it at a bound for good."""
     change = parameter.clamp(smallest, largest) - parameter
     return parameter + change.detach()

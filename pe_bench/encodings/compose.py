@@ -30,7 +30,7 @@ SOFTMAX_HOOKS = (
 class Composition(PositionalEncoding):
     """The encoding of a model: a base and its modifiers.
 
-    The base has one place in the module tree, with modifiers or without, so weights load both ways.
+    The base has one place in the module tree, with or without modifiers, so that its weights load into both.
     """
 
     def __init__(self, base: PositionalEncoding, modifiers: dict[str, PositionalEncoding], n_layers: int):
@@ -126,7 +126,7 @@ def require_softmax(parts: Mapping[str, LayerEncoding]) -> None:
 
 
 def stack(parts: Sequence[LayerEncoding]) -> LayerEncoding:
-    """Return one encoding with the hooks of all parts; parts that change nothing are left out."""
+    """Return one encoding with the hooks of all parts, except parts of the class `LayerEncoding` itself."""
     leaves = chain.from_iterable(map(leaves_of, parts))
     acting = [leaf for leaf in leaves if type(leaf) is not LayerEncoding]
     for leaf in acting:
@@ -145,7 +145,7 @@ def leaves_of(layer: LayerEncoding) -> tuple[LayerEncoding, ...]:
 
 
 class Stack(LayerEncoding):
-    """Several encodings in one layer, combined hook by hook as the module says."""
+    """Several encodings in one layer, combined hook by hook as the module's docstring says."""
 
     def __init__(self, parts: Sequence[LayerEncoding]):
         super().__init__()
@@ -259,5 +259,6 @@ def _names_of_parts_changing(
 
 
 def _refuse_several(names: list[str], action: str) -> None:
+    """Raise `UserError` if several parts, by their names in the message, do the same `action`."""
     if len(names) > 1:
         raise UserError(f"{' and '.join(names)} both {action}, and only one can: leave one of them out")

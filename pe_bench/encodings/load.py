@@ -30,7 +30,7 @@ LISTING_METHODS = (
 )
 SETS_OF_NAMES = ("compatible_with", "changeable_after_training", "inert")
 # The versions of each file that this process has run; each content runs once.
-_LOADED: dict[Path, list["Loaded"]] = {}
+_LOADED: dict[Path, list["LoadedFile"]] = {}
 
 
 class Code(NamedTuple):
@@ -43,7 +43,7 @@ class Code(NamedTuple):
     opened: tuple[str, ...] = ()  # names in the folder of the `files` that no import statement names
 
 
-class Loaded(NamedTuple):
+class LoadedFile(NamedTuple):
     """The module of a file that this process has run, its folder, and the hash of the version that ran."""
 
     module: ModuleType
@@ -118,7 +118,7 @@ def _are_texts(values: Iterable[Any]) -> bool:
 
 
 def check_listing_methods(encoding: nn.Module) -> None:
-    """Raise `UserError` if a class overrides a method that lists its parameters, buffers or modules."""
+    """Raise `UserError` if a method such as `parameters` lists other objects than PyTorch's method."""
     for name in LISTING_METHODS:
         if getattr(type(encoding), name) is getattr(nn.Module, name):
             continue
@@ -149,8 +149,8 @@ def opened_later(encoding_class: type) -> list[Path]:
     return sorted(opened_late)
 
 
-def _load_file(path: Path) -> Loaded:
-    """Run a file, unless this process has run the same content."""
+def _load_file(path: Path) -> LoadedFile:
+    """Return the module of a file; a process runs the file once for each version of its content."""
     versions = _LOADED.setdefault(path, [])
     for version in versions:
         if digest(path, version.loaded_folder.opened) == version.sha256:
@@ -163,7 +163,7 @@ def _load_file(path: Path) -> Loaded:
     except BaseException as error:
         message = f"{type(error).__name__}: {public_text(first_line(error))}"
         raise UserError(f"{_line_of(error, path)}: {message}") from error
-    versions.append(Loaded(module, loaded_folder, digest(path, loaded_folder.opened)))
+    versions.append(LoadedFile(module, loaded_folder, digest(path, loaded_folder.opened)))
     return versions[-1]
 
 

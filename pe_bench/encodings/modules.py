@@ -39,7 +39,10 @@ _LOADED_FOLDERS: dict[str, "LoadedFolder"] = {}
 
 
 class LoadedFolder:
-    """One version of a custom encoding's folder, whose modules are loaded under private names."""
+    """One version of a custom encoding's folder, whose modules are loaded under private names.
+
+    path: the encoding's own file, in this folder.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -108,7 +111,10 @@ class LoadedFolder:
         return self.stand_in(module)
 
     def private_name(self, name: str) -> str | None:
-        """Return the private name of a module of the folder; None for every other module."""
+        """Return the private name of a module of the folder; None for every other module.
+
+        A name within the folder's package runs the package first.
+        """
         if self._is_in_package(name):
             self._run_package()
             return self.name + name.removeprefix(self.package)
@@ -127,7 +133,7 @@ class LoadedFolder:
         assert spec is not None
         return spec
 
-    def note(self, path: Path) -> None:
+    def record_opened(self, path: Path) -> None:
         """Record that code of this version opens a file, if the file is in the folder."""
         if not _is_in_folder(path, self.folder):
             return
@@ -163,7 +169,7 @@ class LoadedFolder:
         return not _is_installed(first)  # an installed package comes before a folder without __init__.py
 
     def _search_path(self) -> list[str]:
-        """Return the folder, and the folders within it that its code added to `sys.path`."""
+        """Set and return the package's search path: the folder, and folders in it that are in `sys.path`."""
         paths = [path for path in sys.path if path]
         added = [path for path in paths if _is_in_folder(Path(path), self.folder)]
         folders = [str(self.folder), *dict.fromkeys(added)]
@@ -200,7 +206,7 @@ class _Loader(SourceFileLoader):
         loaded_folder = loaded_folder_of(module) or _loaded_folder_of_caller()
         assert loaded_folder is not None
         path = Path(self.path)
-        loaded_folder.note(path)
+        loaded_folder.record_opened(path)
         vars(module)["__builtins__"] = loaded_folder.builtins
         text = loaded_folder.texts[path] if path in loaded_folder.texts else path.read_bytes()
         exec(self.source_to_code(text, self.path), vars(module))
@@ -325,6 +331,7 @@ def _watch_opened_files() -> None:
 
 
 def _note_opened(event: str, arguments: tuple[Any, ...]) -> None:
+    """Record a file that code of a loaded folder opens, unless only for writing. An audit hook of Python."""
     if event not in OPENING_EVENTS:
         return
     flags = arguments[2] if event == "open" else None
@@ -336,7 +343,7 @@ def _note_opened(event: str, arguments: tuple[Any, ...]) -> None:
         return
     loaded_folder = _loaded_folder_of_caller()
     if loaded_folder is not None:
-        loaded_folder.note(path)
+        loaded_folder.record_opened(path)
 
 
 def _loaded_folder_of_caller() -> LoadedFolder | None:

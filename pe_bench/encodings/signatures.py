@@ -42,11 +42,11 @@ Parameter = tuple[str, ast.expr | None, bool]  # name, default, and `Option.is_l
 
 
 class UnreadableError(Exception):
-    """A class whose options its source does not show."""
+    """The source of a class does not show its options."""
 
 
 def missing_class_error(name: str, search: Sequence[Path] = ()) -> UserError:
-    """Return the error for a file given without a class; it names the file's classes, without running it."""
+    """Return the error for a file given without a class; it names the classes in the file's text."""
     text = find_file(name, search).read_text(encoding="utf-8", errors="replace")
     classes = re.findall(r"^class (\w+)(?=.*:)", text, re.MULTILINE)
     names = classes or ["CLASS"]
@@ -137,6 +137,7 @@ def _module_file(module: str, folder: Path) -> Path:
 
 @lru_cache(maxsize=256)
 def _parse_source(file: Path, changed: int) -> ast.Module:
+    """Return the syntax tree of a file; `changed`, the time of its last change, is for the cache alone."""
     return ast.parse(file.read_text(encoding="utf-8"))
 
 
@@ -238,7 +239,7 @@ def defaults_of(encoding_class: type) -> dict[str, Any]:
 
 
 def _check_option(option: Option, specification: str) -> None:
-    """Raise `UserError` for an option that no configuration could hold."""
+    """Raise `UserError` for an option with a reserved name, or with a default that YAML cannot store."""
     where = f"{specification.rpartition(':')[2]}.__init__"
     message = f"{where} has a parameter {option.name}, which every encoding has as a key: rename it"
     is_free = option.name == "name" or option.name not in NOT_OPTIONS
@@ -249,6 +250,7 @@ def _check_option(option: Option, specification: str) -> None:
 
 
 def _is_plain(value: Any) -> bool:
+    """Return true if YAML can store a value: text, a number, None, or lists and mappings of these."""
     if isinstance(value, (list, tuple)):
         return all(map(_is_plain, value))
     if isinstance(value, dict):

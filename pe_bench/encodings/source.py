@@ -29,7 +29,7 @@ def find_file(location: str, search: Sequence[Path]) -> Path:
 
 
 def digest(path: Path, opened: Iterable[Path] = ()) -> str:
-    """Return 16 characters of a hash of all `covered_files`: their contents, and their names but the first.
+    """Return 16 characters of a hash of all `covered_files`: contents, and the names of files but `path`.
 
     opened: files of the folder that were opened during the import; missing files are left out.
     """
@@ -43,7 +43,10 @@ def digest(path: Path, opened: Iterable[Path] = ()) -> str:
 
 
 def covered_files(path: Path, opened: Iterable[Path] = ()) -> list[Path]:
-    """Return the files that the identity of a custom encoding covers, its own first."""
+    """Return the files that the identity of a custom encoding covers: its own file `path` first.
+
+    opened: files that were opened during the import; missing files are left out.
+    """
     first, *imported = own_and_imported_files(path)
     others = {*imported, *filter(Path.is_file, opened)}
     return [first, *sorted(others - {first})]
@@ -77,7 +80,10 @@ def own_and_imported_files(path: Path) -> list[Path]:
 
 
 def copy_files(files: Sequence[Path], folder: Path) -> None:
-    """Copy the files of an encoding, its own file first, byte for byte: `eval --code` compares hashes."""
+    """Copy an encoding's files to `folder`, at their places relative to its own file, the first of `files`.
+
+    The copies are equal byte for byte, because `eval --code` compares hashes.
+    """
     for file in files:
         copy = folder / file.relative_to(files[0].parent)
         content = file.read_bytes()

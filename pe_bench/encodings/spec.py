@@ -60,7 +60,10 @@ class PartSpec:
 
     @cached_property
     def options(self) -> dict[str, Any]:
-        """Return the options in the types of the constructor: a base of 500000 becomes 500000.0."""
+        """Return the options in the types of the constructor: a base of 500000 becomes 500000.0.
+
+        Raises `UserError` for an unknown, a missing or a wrong option.
+        """
         options: dict[str, Any] = {}
         for name, value in self.values.items():
             if name not in NOT_OPTIONS and value != MISSING:
@@ -220,7 +223,7 @@ class EncodingSpec:
 
     @property
     def short_label(self) -> str:
-        """Return the label for the value of an option: `p_rope(fraction=0.25)`."""
+        """Return the label of an encoding inside an option, such as `p_rope(fraction=0.25)`."""
         name, _, options = self.label.partition(" ")
         return f"{name}({options})" if options else name
 
@@ -286,7 +289,7 @@ class EncodingSpec:
         return self.changed(trusted_values)
 
     def changed(self, changes: Callable[[PartSpec], dict[str, Any]]) -> "EncodingSpec":
-        """Return the encoding with the values that `changes` returns for each part in place of its own."""
+        """Return the encoding with changed values; `changes` returns the new values of each part."""
         values = {**self.values, **changes(self.base)}
         for option, spec in self.base.nested.items():
             values[option] = spec.changed(changes).values

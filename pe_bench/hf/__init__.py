@@ -1,1 +1,1 @@
-"""Hugging Face checkpoints: load them, learn what their layers do, replace their attention, export runs."""
+"""Hugging Face models: load them, find their encodings, replace their attention, train them; export runs."""

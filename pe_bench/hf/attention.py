@@ -39,7 +39,7 @@ MaskFunction = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 @dataclass(eq=False)
 class PassMask:
-    """The mask of one forward pass, as transformers' function of indices; no tensor is made from it."""
+    """The mask of one forward pass, as transformers' function of indices, without a tensor [T, T]."""
 
     function: MaskFunction
     is_causal: bool

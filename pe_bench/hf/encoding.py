@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from pe_bench.config.groups import config_dir
 from pe_bench.encodings.base import LayerEncoding, Side
 from pe_bench.encodings.rotary.rope import Layout, rotate
-from pe_bench.encodings.scalings.rope_scaling import Scaled, rotation_at
+from pe_bench.encodings.scalings.rope_scaling import ScaledRotation, rotation_at
 from pe_bench.encodings.signatures import read_part
 from pe_bench.encodings.spec import EncodingSpec
 from pe_bench.errors import UserError
@@ -65,8 +65,8 @@ class Rotation:
     d_head: int
 
     @property
-    def scaled(self) -> Scaled:
-        return Scaled(torch.tensor(self.frequencies, dtype=torch.float64), self.factor)
+    def scaled(self) -> ScaledRotation:
+        return ScaledRotation(torch.tensor(self.frequencies, dtype=torch.float64), self.factor)
 
     def turn(self, x: Tensor, position: Tensor) -> Tensor:
         """Rotate x [..., T, K] by its positions [T]."""
@@ -117,7 +117,7 @@ def _identity_rotation(module: nn.Module, output: Any) -> Any:
 def find_layer_facts(model: Any, state: PassState, length: int = PASS_TOKENS) -> LayerFacts | None:
     """Find the rotation and the mask of each layer; None if no layer's attention can be replaced.
 
-    length: in texts of up to this many tokens, rotations do not depend on the text's length.
+    length: a length of text up to which rotations do not depend on the length; no longer text is tried.
     """
     n_tokens = min(PASS_TOKENS, length)
     rotary_calls: dict[tuple[Any, ...], RotaryCall] = {}
@@ -195,12 +195,11 @@ class RotatedLayer(LayerEncoding):
 def describe_encoding(
     layer_facts: LayerFacts, parameters: Parameters, train_length: int, *, has_table: bool
 ) -> tuple[dict[str, Any], dict[int, LayerEncoding], bool]:
-    """Return the encoding of a model: three values.
+    """Return the run's encoding, the encodings of layers that keep their own, and whether ours rotates.
 
-    They are the values of the run's encoding in a configuration; the encodings of the layers that keep their
-    own, by the number of the layer; and whether our encoding rotates, in place of the model itself.
-    parameters: the parameters of rotations in the model's configuration. has_table: the model has learned
-    vectors of positions.
+    The first are the values of an encoding in a configuration, the second are by the number of the layer, and
+    the third is false if the model itself rotates queries and keys. parameters: the parameters of rotations
+    in the model's configuration. has_table: the model has learned vectors of positions.
     """
     if UNKNOWN_ROTATION in layer_facts.rotations:
         return neutral_encoding("own"), {}, False
@@ -305,7 +304,7 @@ def _candidate_values(
 def _scalings(
     group: Mapping[str, Any], rotation: Rotation, train_length: int
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the names and options of scalings with the parameters in the configuration."""
+    """Yield the name and the options of each scaling that the parameters `group` may mean."""
     factor = {"factor": float(group["factor"])} if group.get("factor") else {}
     if group.get("long_factor"):
         factors = {f"{end}_factors": [*map(float, group[f"{end}_factor"])] for end in ("long", "short")}
@@ -327,7 +326,10 @@ def _scalings(
 
 
 def _encoding_values(name: str, options: Mapping[str, Any], derived: Sequence[str] = ()) -> dict[str, Any]:
-    """Return the values of an encoding in a configuration, with these options."""
+    """Return the values of an encoding in a configuration, with these options.
+
+    derived: the names of the options, besides `d_head`, that are not chosen but follow from other values.
+    """
     about = {"name": name, "class": read_part(config_dir() / "encoding" / f"{name}.yaml")["class"]}
     return {**about, **options, "derived": ["d_head", *derived], "modifiers": {}}
 
@@ -358,7 +360,7 @@ def _has_rotation(
     return True
 
 
-def _scaled_in_window(built: LayerEncoding, window: int) -> Scaled:
+def _scaled_in_window(built: LayerEncoding, window: int) -> ScaledRotation:
     """Return the frequencies and the factor of an encoding of `_candidate_values` in a window of tokens."""
     scaled = rotation_at(built, window)
     assert scaled is not None

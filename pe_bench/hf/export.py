@@ -26,12 +26,12 @@ from pe_bench.encodings.scalings.longrope import LongRoPE, longrope_attention_fa
 from pe_bench.encodings.scalings.rope_dynamic_ntk import RopeDynamicNTK
 from pe_bench.encodings.scalings.rope_ntk import RopeNTK
 from pe_bench.encodings.scalings.rope_pi import RopePI
-from pe_bench.encodings.scalings.rope_scaling import turn_alike
+from pe_bench.encodings.scalings.rope_scaling import have_equal_rotations
 from pe_bench.encodings.scalings.yarn import YaRN
 from pe_bench.encodings.spec import EncodingSpec
 from pe_bench.errors import RunError, require
 from pe_bench.hf.library import quiet
-from pe_bench.hf.opened import COMPARED_TOKENS, LONGEST_WINDOW, Opened, open_checkpoint
+from pe_bench.hf.opened import COMPARED_TOKENS, LONGEST_WINDOW, Opened, open_hf_model
 from pe_bench.hf.source import (
     CONFIG,
     GENERATION_CONFIG,
@@ -201,7 +201,7 @@ def _rope_type_and_options(part: LayerEncoding, options: Mapping[str, Any]) -> d
 def write_model(
     folder: Path, config: Config, model: Decoder, settings: Mapping[str, Any], *, is_interleaved: bool
 ) -> float:
-    """Write config.json and the weights; return the difference of logits from ours, over the largest logit.
+    """Write config.json and the weights; return the largest difference of logits over the largest logit.
 
     Raises `RunError` if the logits are not equal.
     """
@@ -256,7 +256,10 @@ def _largest_difference(model: Decoder, loaded: Any, length: int) -> float:
 
 
 def rescaled_config(source: Source, opened: Opened, spec: EncodingSpec, train_length: int) -> dict[str, Any]:
-    """Return a model's config.json with another rotation. Raise `UserError` if it cannot have this one."""
+    """Return the values of a model's config.json, with the rotation of `spec` in place of the model's.
+
+    Raises `UserError` for a rotation that config.json cannot state, and for layers that rotate differently.
+    """
     layers = [spec.build(opened.size.n_layers).layer(number) for number in range(opened.size.n_layers)]
     part = layers[0]
     is_known = type(part) in EXPORTED_ROTATIONS and not spec.modifiers
@@ -296,19 +299,19 @@ def write_weights(folder: Path, source: Source, causal: Any, values: Mapping[str
 def require_rescaled(written: Source, opened: Opened, spec: EncodingSpec, train_length: int) -> float:
     """Return the largest difference of a written model's logits from ours, over the largest logit.
 
-    Raises `RunError` if the logits are not equal, or if its rotation differs in longer texts.
+    Raises `RunError` if the logits are not equal, or if the rotations differ in longer texts.
     """
     model = opened.model.with_encoding(spec.build(opened.size.n_layers)).eval()
     count = min(COMPARED_TIMES * train_length, LONGEST_WINDOW)
     generator = torch.Generator().manual_seed(0)
     tokens = model.with_begin_tokens(torch.randint(model.vocab_size, (1, count), generator=generator))
     ours = model.logits(model.hidden(tokens, torch.arange(count))[:, -COMPARED_TOKENS:])
-    again = open_checkpoint(
+    again = open_hf_model(
         written, load_config(written), train_length, model.begin, torch.float32, plain=False
     )
     for times in (1, COMPARED_TIMES, 2 * COMPARED_TIMES):
         window = times * train_length
-        is_same = turn_alike(again.model.encoding.layer(0), model.encoding.layer(0), window, 1e-5)
+        is_same = have_equal_rotations(again.model.encoding.layer(0), model.encoding.layer(0), window, 1e-5)
         if not is_same:
             raise RunError(f"transformers' {spec.label} turns otherwise than ours in {window:,} tokens")
     theirs = load_model(written, load_config(written))(tokens, use_cache=False).logits[:, -COMPARED_TOKENS:]

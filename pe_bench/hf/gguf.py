@@ -62,7 +62,7 @@ def configuration_of_gguf(file: Path) -> tuple[Path, Weights]:
 
 
 def _write_description(file: Path, folder: Path, transformers: Any) -> dict[str, Any]:
-    """Write config.json, tokenizer.json and tokenizer_config.json of a file to a folder; return its facts."""
+    """Write a file's configuration and tokenizer to a folder; return `rounding` and `count` of `Weights`."""
     reader = _open_gguf(file)
     architecture = _text_of_key(reader, "general.architecture")
     scaling = _text_of_key(reader, f"{architecture}.rope.scaling.type")

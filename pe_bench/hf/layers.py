@@ -11,7 +11,7 @@ from pe_bench.encodings.spec import EncodingSpec
 from pe_bench.errors import UserError
 from pe_bench.hf.attention import AttentionArguments, PassMask
 from pe_bench.hf.encoding import UNKNOWN_ROTATION, Rotation, encoding_with_rotation
-from pe_bench.hf.opened import open_checkpoint, rotations_of, train_length_of
+from pe_bench.hf.opened import open_hf_model, rotations_of, train_length_of
 from pe_bench.hf.rotary import RotaryCall
 from pe_bench.hf.source import load_config, read_source
 from pe_bench.render.grid import Cell, Column, Grid
@@ -25,12 +25,15 @@ LONGEST_WINDOW = 2**20  # tokens of the longest window that is found
 ASSUMED_LENGTH = 2_048  # if the configuration states no length; only a scaling's name depends on it
 
 
-def layers_of(text: str) -> Grid:
-    """Return a row for each group of equal layers. text: hf:FOLDER or the like. Raises `UserError`."""
+def layer_table(text: str) -> Grid:
+    """Return the table of a model's layers, with a row for each group of equal layers. Raises `UserError`.
+
+    text: hf:FOLDER, hf:FILE or hf:OWNER/NAME.
+    """
     source = read_source(text)
     config = load_config(source)
     length, length_from = train_length_of(config) or (ASSUMED_LENGTH, "nothing: assumed")
-    opened = open_checkpoint(source, config, length, (), torch.float32, plain=False)
+    opened = open_hf_model(source, config, length, (), torch.float32, plain=False)
     layer_facts = opened.layer_facts
     if layer_facts is None:
         raise UserError(f"{source.name} does not let its attention be replaced: its layers are not known")

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from pe_bench.config.arguments import in_sections, typed_values, without_keys
+from pe_bench.config.arguments import in_sections, value_texts, without_keys
 from pe_bench.config.compose import compose
 from pe_bench.config.parse import parse_config, warn_unused
 from pe_bench.config.schema import (
@@ -24,7 +24,7 @@ from pe_bench.config.schema import (
 from pe_bench.data.packed import load_data
 from pe_bench.encodings.spec import EncodingSpec
 from pe_bench.errors import UserError, require
-from pe_bench.hf.opened import open_checkpoint, train_length_of
+from pe_bench.hf.opened import open_hf_model, train_length_of
 from pe_bench.hf.source import (
     TOKENIZER,
     Source,
@@ -51,7 +51,7 @@ MAX_BLOCKS = 128
 MAX_BLOCK_TOKENS = 4_096
 
 
-def checkpoint_config(
+def hf_model_config(
     text: str,
     overrides: Sequence[str],
     changes: dict[str, Any],
@@ -65,11 +65,13 @@ def checkpoint_config(
 ) -> Config:
     """Return the configuration of a Hugging Face model, without loading the model. Raises `UserError`.
 
-    prompts: the kind of prompts to score in place of text. reference: the length from which changes are
-    measured; None for the training length. data_path: the path of the text; None if the overrides give it.
+    text: hf:FOLDER, hf:FILE or hf:OWNER/NAME. changes, machine: values for the section `eval`, and for keys
+    such as `device`; None changes nothing. plain: keep transformers' own attention. prompts: the kind of
+    prompts to score in place of text. reference: the length from which changes are measured; None for the
+    training length. data_path: the path of the text; None if the overrides give it.
     """
     _check_keys(overrides, has_text=prompts is None)
-    keys = list(typed_values(overrides))
+    keys = list(value_texts(overrides))
     if data_path:
         keys.append("data.path")
     source = read_source(text)
@@ -156,12 +158,12 @@ def _target_blocks(
 def with_one_length(
     texts: Sequence[str], overrides: Sequence[str], reference: int | None = None
 ) -> tuple[list[str], int | None]:
-    """Return overrides and the reference length for scoring several models on the same targets.
+    """Return the overrides and the reference length with which models are scored on the same targets.
 
-    If the training lengths of the models differ, and no reference is given, it is the shortest of them.
-    Raises `UserError` if no Hugging Face model has that name.
+    texts: the models, such as hf:FOLDER. If their training lengths differ, the shortest decides the size of
+    target blocks, and is the reference if none is given. Raises `UserError` for a model that is not found.
     """
-    keys = typed_values(overrides)
+    keys = value_texts(overrides)
     overrides = [*overrides]
     if TRAIN_LENGTH_KEY in keys:
         return overrides, reference
@@ -179,8 +181,11 @@ def with_one_length(
 
 
 @explain_out_of_memory(LESS_MEMORY_IN_SCORING)
-def load_checkpoint(config: Config, planner: Planner) -> tuple[Job, list[Plan]]:
-    """Load the model and the data, and plan the scores. Raises `UserError` if the model's files changed."""
+def load_hf_model(config: Config, planner: Planner) -> tuple[Job, list[Plan]]:
+    """Load the model and the data of a configuration; return the job, and the plans that `planner` makes.
+
+    Raises `UserError` if the model's files changed.
+    """
     about = config.checkpoint
     assert about is not None
     source = read_source(f"{about.source}@{about.revision}" if about.revision else about.source)
@@ -197,7 +202,7 @@ def load_checkpoint(config: Config, planner: Planner) -> tuple[Job, list[Plan]]:
     plans = planner(config, config.eval, data)
     dtype = getattr(torch, config.eval.precision)
     length = config.trained_length
-    opened = open_checkpoint(
+    opened = open_hf_model(
         source, load_config(source), length, about.first_token_ids, dtype, plain=about.plain
     )
     sizes = data.vocab_size, opened.model.vocab_size
@@ -246,7 +251,7 @@ def _plain_tokens(tokens: Sequence[int]) -> int | list[int] | None:
 
 
 def _check_keys(overrides: Sequence[str], *, has_text: bool) -> None:
-    """Raise `UserError` for a key that is not of the scores, the text or the machine."""
+    """Raise `UserError` for a key that is not of the scores, the machine or, with `has_text`, the text."""
     usable = SCORING_KEYS
     brings = "its own model, encoding and tokenizer"
     if not has_text:

@@ -44,7 +44,7 @@ class Text(NamedTuple):
         return first
 
 
-class CheckpointModel(LanguageModel):
+class HuggingFaceModel(LanguageModel):
     """A model of transformers whose layers use our attention, or their own."""
 
     state: PassState | None = None  # read by our attention; None for a model with its own attention
@@ -153,6 +153,7 @@ class CheckpointModel(LanguageModel):
             state.before = {}
 
     def _require_in_table(self, last: int, size: int) -> None:
+        """Raise `LengthError` if the table of `size` positions has no position `last`."""
         if last >= size:
             raise LengthError(f"position {last} is past the model's table of {size}")
 
@@ -196,7 +197,7 @@ class CheckpointModel(LanguageModel):
 
     @contextmanager
     def _skipping_other_layers(self) -> Iterator[None]:
-        """Within the context, skip the layers outside `numbers`, if this is a part of a model."""
+        """Within the context, skip the layers outside this part of a model; a whole model skips no layer."""
         if self.inputs is None and self.outputs is None:
             yield
             return
@@ -228,11 +229,11 @@ class CheckpointModel(LanguageModel):
             self.outputs.append(output)
 
     @property
-    def reads_alike_texts_once(self) -> bool:
+    def keeps_last_text(self) -> bool:
         return self.state is not None
 
-    def ends(self, tokens_BCT: Tensor, ids: Tensor, first: int) -> Tensor:
-        """Do as `LanguageModel.ends`, with the first tokens fed once, if this gives the same outputs.
+    def hidden_of_ends(self, tokens_BCT: Tensor, ids: Tensor, first: int) -> Tensor:
+        """Do as `LanguageModel.hidden_of_ends`, but feed the first tokens once if outputs stay the same.
 
         A text that begins like the text before it, at the same length, is fed from the first other token on.
         Layers without attention may read earlier tokens too, so the first ending of a text that is fed from
@@ -241,7 +242,7 @@ class CheckpointModel(LanguageModel):
         state = self.state
         has_one_text = ids.dim() == 1 and first > len(self.begin)
         if state is None or not self.shares_prefix or not has_one_text:
-            return super().ends(tokens_BCT, ids, first)
+            return super().hidden_of_ends(tokens_BCT, ids, first)
         ends = []
         for tokens_CT in tokens_BCT:
             shared = self._shared_tokens(tokens_CT[0], ids, first)
@@ -257,7 +258,7 @@ class CheckpointModel(LanguageModel):
             if not float(difference) <= allowed * largest:
                 self.shares_prefix = False
                 self.text = None
-                return super().ends(tokens_BCT, ids, first)
+                return super().hidden_of_ends(tokens_BCT, ids, first)
             ends.append(torch.cat([whole, end[1:]]))
         return torch.cat(ends)
 

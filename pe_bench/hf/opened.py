@@ -29,10 +29,11 @@ from pe_bench.hf.encoding import (
     neutral_encoding,
 )
 from pe_bench.hf.library import quiet
-from pe_bench.hf.model import CheckpointModel, split_feedforward
+from pe_bench.hf.model import HuggingFaceModel, split_feedforward
 from pe_bench.hf.rotary import forget_longer_texts, rotary_modules
-from pe_bench.hf.source import CONFIG, HF_PREFIX, Source, load_model
+from pe_bench.hf.source import CONFIG, Source, load_model
 from pe_bench.model.checks import find_lookahead
+from pe_bench.runs.find import HF_PREFIX
 from pe_bench.system.machine import is_out_of_memory
 
 PLAIN_HINT = "--plain scores it as it is, without the window control and --with"
@@ -53,7 +54,7 @@ MAX_ERROR_NATS = 0.02
 
 
 @torch.no_grad()
-def require_equality(model: CheckpointModel, heads: int) -> float:
+def require_equality(model: HuggingFaceModel, heads: int) -> float:
     """Return the largest difference of logits with our and with transformers' attention.
 
     It is relative to the largest logit. heads: the number of query heads. Raises `UserError` if it is more
@@ -84,7 +85,7 @@ def require_equality(model: CheckpointModel, heads: int) -> float:
     return difference / largest
 
 
-def _tokens_to_compare(model: CheckpointModel, heads: int) -> int:
+def _tokens_to_compare(model: HuggingFaceModel, heads: int) -> int:
     """Return the length of the text of `require_equality`: two windows of the mask, if memory allows."""
     seen = [mask.count(LONGEST_WINDOW) for mask in model.masks if mask is not None]
     window = max((count for count in seen if count < LONGEST_WINDOW), default=0)
@@ -97,7 +98,7 @@ def _tokens_to_compare(model: CheckpointModel, heads: int) -> int:
 class Opened:
     """A Hugging Face model that can be scored, with its encoding and facts, as found by trials."""
 
-    model: CheckpointModel
+    model: HuggingFaceModel
     encoding: dict[str, Any]  # values of a configuration
     size: ModelConfig
     # The difference of logits from transformers' own, relative to the largest logit.
@@ -131,7 +132,7 @@ def rotations_of(config: Any) -> list[Mapping[str, Any]]:
     return [{**group, **longest} for group in groups]
 
 
-def open_checkpoint(
+def open_hf_model(
     source: Source, config: Any, train_length: int, begin: Sequence[int], dtype: torch.dtype, *, plain: bool
 ) -> Opened:
     """Load a model and find its encoding. Raise `UserError` if our attention cannot replace its own.
@@ -162,7 +163,7 @@ def convert_weights(causal: Any, dtype: torch.dtype) -> None:
 
 
 @torch.no_grad()
-def require_precision(model: CheckpointModel, exact: float) -> float:
+def require_precision(model: HuggingFaceModel, exact: float) -> float:
     """Return how far the mean loss of a window, in nats per token, is from its value in float32, `exact`.
 
     Raise `UserError` if it is much further than with transformers' attention.
@@ -188,14 +189,14 @@ def require_precision(model: CheckpointModel, exact: float) -> float:
 
 
 @torch.no_grad()
-def window_loss(model: CheckpointModel) -> float:
+def window_loss(model: HuggingFaceModel) -> float:
     """Return the mean loss of a window of random tokens, in nats per token."""
     tokens = _window(model)
     hidden = model.hidden(tokens, torch.arange(tokens.shape[1], device=tokens.device))
     return float(model.nll(hidden[0, :-1], tokens[0, 1:]).mean())
 
 
-def _window(model: CheckpointModel) -> Tensor:
+def _window(model: HuggingFaceModel) -> Tensor:
     """Return a window of random tokens [1, T], the same for all models of one vocabulary size."""
     count = min(COMPARED_TOKENS, model.max_positions or COMPARED_TOKENS)
     generator = torch.Generator().manual_seed(2)
@@ -206,13 +207,13 @@ def _window(model: CheckpointModel) -> Tensor:
 def _open_in_float32(
     source: Source, config: Any, train_length: int, begin: Sequence[int], *, plain: bool
 ) -> Opened:
-    """Load a model in float32 and find its encoding. The arguments are as in `open_checkpoint`."""
+    """Load a model in float32 and find its encoding. The arguments are as in `open_hf_model`."""
     loaded = load_model(source, config)
     forget_longer_texts(loaded)
     sizes = _model_sizes(source, config)
     values = neutral_encoding("as_is")
     encoding = EncodingSpec(values).build(sizes.n_layers)
-    model = CheckpointModel(loaded, encoding, sizes.n_layers, train_length, begin)
+    model = HuggingFaceModel(loaded, encoding, sizes.n_layers, train_length, begin)
     _require_sound(source, model)
     if plain or not loaded._can_set_attn_implementation():
         return Opened(model, values, sizes)
@@ -275,7 +276,7 @@ def scalings_in(config: Any) -> set[str]:
 
 
 @torch.no_grad()
-def _require_sound(source: Source, model: CheckpointModel) -> None:
+def _require_sound(source: Source, model: HuggingFaceModel) -> None:
     """Raise `UserError` for a model that cannot be scored even with its own attention."""
     stated = train_length_of(model.causal.config)
     with quiet():

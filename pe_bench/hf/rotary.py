@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pe_bench.encodings.scalings.rope_scaling import Scaled
+from pe_bench.encodings.scalings.rope_scaling import ScaledRotation
 
 FREQUENCIES_BUFFER = "inv_freq"  # a part of the names of rotary modules' buffers
 # A part of the names of attributes of rotary modules that depend on the length.
@@ -58,7 +58,7 @@ class RotaryCall:
         return id(self.module), *(value for value in values if not isinstance(value, Tensor))
 
     @torch.no_grad()
-    def turns_as(self, rotation: Scaled, length: int) -> bool:
+    def turns_as(self, rotation: ScaledRotation, length: int) -> bool:
         """Return whether the module rotates by `rotation` in a text of `length` tokens."""
         output = self.module(
             *self._with_positions_at(self.arguments, length), **self._named_with_positions_at(length)

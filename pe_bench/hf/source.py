@@ -34,11 +34,11 @@ from pe_bench.hf.gguf import (
     forget_rounding,
 )
 from pe_bench.hf.library import SAFE_OPTIONS, quiet
+from pe_bench.runs.find import HF_PREFIX
 from pe_bench.system.files import cache_root, cached_digest
 from pe_bench.system.terminal import one_line
 from pe_bench.values import check_type, expand_user
 
-HF_PREFIX = "hf:"
 CONFIG, TOKENIZER, TOKENIZER_CONFIG = "config.json", "tokenizer.json", "tokenizer_config.json"
 GENERATION_CONFIG = "generation_config.json"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"

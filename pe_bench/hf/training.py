@@ -23,7 +23,7 @@ from torch.utils.checkpoint import checkpoint as recomputed
 from pe_bench.config.schema import TrainConfig
 from pe_bench.data.batches import TrainingWindows
 from pe_bench.errors import RunError, require
-from pe_bench.hf.model import CheckpointModel
+from pe_bench.hf.model import HuggingFaceModel
 from pe_bench.model.decoder import derive_seed
 from pe_bench.model.layers import MAX_LOGIT_ELEMENTS
 from pe_bench.system.machine import adapt_threads
@@ -46,7 +46,7 @@ class Settings:
     dtype: torch.dtype  # the type of matrix products
 
 
-def layers_of(model: CheckpointModel) -> Sequence[nn.Module]:
+def layers_of(model: HuggingFaceModel) -> Sequence[nn.Module]:
     """Return the layers of a model in order; empty if its architecture does not list them."""
     for module in model.trunk.modules():
         if isinstance(module, nn.ModuleList) and len(module) == model.n_layers:
@@ -54,7 +54,7 @@ def layers_of(model: CheckpointModel) -> Sequence[nn.Module]:
     return []
 
 
-def trained_parameters(model: CheckpointModel, count: int | None) -> nn.ParameterDict:
+def trained_parameters(model: HuggingFaceModel, count: int | None) -> nn.ParameterDict:
     """Return the parameters to train, by their names, and freeze all others.
 
     count: how many of the last layers to train; None trains the whole model. Raises `UserError` for more
@@ -78,7 +78,7 @@ def trained_parameters(model: CheckpointModel, count: int | None) -> nn.Paramete
     return trained
 
 
-def recompute_layers(model: CheckpointModel) -> None:
+def recompute_layers(model: HuggingFaceModel) -> None:
     """Make each layer keep only its input for the gradients, and compute its activations again."""
     for layer in layers_of(model):
         layer.forward = partial(_recomputed, layer.forward)
@@ -95,7 +95,7 @@ class FurtherTraining:
     """A training whose every step is a function of the weights, the optimizer and the step's number."""
 
     def __init__(
-        self, model: CheckpointModel, settings: Settings, windows: TrainingWindows, group: Group
+        self, model: HuggingFaceModel, settings: Settings, windows: TrainingWindows, group: Group
     ) -> None:
         self.model, self.settings = model, settings
         self.windows, self.group = windows, group
@@ -140,7 +140,10 @@ class FurtherTraining:
         return Step(done, done * train.batch_tokens, loss, None, rate, norm, seconds)
 
     def _backward(self, tokens_BT: Tensor, windows: int) -> float:
-        """Add the gradient of these windows' loss, divided by the number of all windows; return this loss."""
+        """Add the gradient of these windows' share in the batch's mean loss, and return this share, in nats.
+
+        windows: the number of all windows of the batch.
+        """
         model = self.model
         dtype = self.settings.dtype
         with torch.autocast(model.device.type, dtype, enabled=dtype != torch.float32):
@@ -155,7 +158,7 @@ class FurtherTraining:
         return float(loss.detach())
 
 
-def mean_loss(model: CheckpointModel, tokens_BT: Tensor) -> Tensor:
+def mean_loss(model: HuggingFaceModel, tokens_BT: Tensor) -> Tensor:
     """Return the mean loss of windows, in nats per target; the last token of a window is only a target."""
     inputs = tokens_BT[:, :-1]
     hidden_BTD = model.hidden(inputs, torch.arange(inputs.shape[1], device=inputs.device))

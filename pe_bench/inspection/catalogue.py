@@ -54,7 +54,7 @@ def paper_of(subject: ResolvedEncoding) -> str:
 
 
 def _declared(subject: ResolvedEncoding) -> type[Declared]:
-    """Return the class of an encoding, or of its last modifier."""
+    """Return the class of an encoding's last modifier; the encoding's own class without modifiers."""
     parts = [subject.spec.base, *subject.spec.modifiers.values()]
     return parts[-1].encoding_class
 

@@ -18,7 +18,7 @@ from pe_bench.encodings.compose import Composition, leaves_of
 from pe_bench.encodings.recurrent.recurrence import Recurrent
 from pe_bench.encodings.scalings.rope_scaling import RopeScaling
 from pe_bench.inspection.resolve import ResolvedEncoding
-from pe_bench.model.attention.reference import attention_weights, logits, project, select_tokens
+from pe_bench.model.attention.reference import attention_weights, logits, make_sides, select_tokens
 
 MAX_ELEMENTS = 2**24  # numbers of one tensor
 SAMPLE_TEXT = "A query sees some keys. What it makes of them depends on where they are. "  # repeated as input
@@ -101,9 +101,9 @@ def _shares_left(subject: ResolvedEncoding, layer: Recurrent, length: int) -> At
     samples = 0
     for x, heads in _content_parts(subject, length):
         repeated = heads.expand(-1, -1, length, -1)
-        tokens = layer.tokens(x.expand(-1, length, -1), repeated, repeated, repeated)
+        inputs = layer.recurrence_inputs(x.expand(-1, length, -1), repeated, repeated, repeated)
         # A token at a distance has been decayed by all later tokens, but not by itself.
-        backwards = tokens.log_decay.flip(-2)
+        backwards = inputs.log_decay.flip(-2)
         later = functional.pad(backwards, (0, 0, 1, 0))[..., :-1, :]
         total += later.cumsum(-2).exp().mean(-1).sum(0)
         samples += len(x)
@@ -189,7 +189,7 @@ def _same_content_sides(
     """Return queries and keys of texts in which every token has the same content."""
     repeated = heads.expand(-1, -1, length, -1)
     ids = _position_ids(subject, len(x), length)
-    return project(layer, x.expand(-1, length, -1), repeated, repeated, ids)
+    return make_sides(layer, x.expand(-1, length, -1), repeated, repeated, ids)
 
 
 def _embedded(subject: ResolvedEncoding, x: Tensor) -> Tensor:

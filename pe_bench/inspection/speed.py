@@ -69,7 +69,7 @@ SpeedRow = dict[str, Any]  # one encoding at one length: each column's value, No
 
 
 class Pass(Protocol):
-    """A piece of work to be timed."""
+    """A function to be timed: a call computes `batch` windows."""
 
     batch: int  # windows
     path: str  # the name of the attention path
@@ -184,7 +184,10 @@ class Bench:
 def time_pass(
     timed: Pass, reference: Pass | None, repeats: int | None, device: torch.device
 ) -> tuple[list[float], list[float]]:
-    """Return the milliseconds of each pass, and its ratio to a pass of the reference just before."""
+    """Return the milliseconds of each repeat of `timed`, and its ratio to a pass of `reference` just before.
+
+    There are no ratios without a reference. repeats: None chooses their number by the time that they take.
+    """
     milliseconds: list[float] = []
     ratios: list[float] = []
     if reference is not None:

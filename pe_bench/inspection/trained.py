@@ -29,7 +29,7 @@ from pe_bench.inspection.picture import (
     limits_of,
 )
 from pe_bench.inspection.resolve import ResolvedEncoding
-from pe_bench.model.attention.reference import attention_weights, logits, project
+from pe_bench.model.attention.reference import attention_weights, logits, make_sides
 from pe_bench.model.decoder import Decoder
 from pe_bench.model.layers import Block, SelfAttention
 from pe_bench.render.paper import COLOURS, GREY, STROKES, wrapped
@@ -74,7 +74,7 @@ def _attention_weights(module: SelfAttention, x_BTD: Tensor, layer: LayerEncodin
     """Return the attention weights [B, H, T, T] of a layer. x_BTD: its input after the norm."""
     projected = (module.query(x_BTD), module.key(x_BTD), module.value(x_BTD))
     q_BHTK, k_BHTK, _ = layer.convolve(*module.heads(*projected))
-    queries, keys = project(layer, x_BTD, q_BHTK, k_BHTK, ids)
+    queries, keys = make_sides(layer, x_BTD, q_BHTK, k_BHTK, ids)
     scale = 1 / math.sqrt(module.d_head)
     scores, visible = logits(layer, queries, keys, scale)
     weights = attention_weights(layer, scores, visible, queries)

@@ -29,9 +29,10 @@ Model = TypeVar("Model", bound=nn.Module)
 
 
 def accelerate(model: Model) -> Model:
-    """Give the layers of a model their faster forms, and return it.
+    """Give the layers of a model their faster forms, in place, and return the model.
 
-    Parameters and `state_dict` stay as they are. Sharding, which changes the classes of blocks, comes later.
+    Parameters and `state_dict` stay as they are. Shard a model afterwards, because sharding changes the
+    classes of blocks.
     """
     for module in model.modules():
         module.__class__ = FASTER.get(type(module), type(module))
@@ -83,7 +84,7 @@ class FastSwiGLU(SwiGLU):
 
 
 class FastBlock(Block):
-    """A block that is computed with gradients in two fused functions: before and after its attention."""
+    """A block that training computes with two fused functions, one before and one after its attention."""
 
     def forward(
         self, x_BTD: Tensor, encoding: LayerEncoding, ids: Tensor, window: int | None, first: int = 0

@@ -47,7 +47,7 @@ def dry_run_training(model: Decoder, length: int, name: str = "NAME") -> None:
         message = f"the encoding gives values that are not finite in a window of {length} tokens: try"
         require(not has_finite_weights, f"{message} `pe-bench check {name}`")
     refuse_lookahead(model, length, name)
-    for line in uncovered_files(model.encoding):
+    for line in uncovered_file_warnings(model.encoding):
         say(f"warning: {line}")
 
 
@@ -224,7 +224,7 @@ def describe_user_code_error(error: BaseException, *encodings: nn.Module) -> str
     return f"{files[0]}: a hook cannot be used: {described}"
 
 
-def uncovered_files(encoding: nn.Module) -> list[str]:
+def uncovered_file_warnings(encoding: nn.Module) -> list[str]:
     """Return a warning for each class of an encoding that has opened files which a run's identity omits."""
     lines = []
     for part_class in dict.fromkeys(type(part) for part in encoding.modules()):
@@ -243,8 +243,9 @@ def is_users_own(encoding: nn.Module) -> bool:
 
 
 def _users_files(encodings: Sequence[nn.Module]) -> list[str | None]:
-    """Return the files of the encodings' classes outside pe-bench."""
+    """Return the files of the modules outside pe-bench that have classes of the encodings."""
     parts = chain.from_iterable(encoding.modules() for encoding in encodings)
     encoding_parts = [part for part in parts if isinstance(part, (LayerEncoding, PositionalEncoding))]
     names = dict.fromkeys(type(part).__module__ for part in encoding_parts)
-    return [sys.modules[name].__file__ for name in names if not name.startswith("pe_bench.")]
+    outside = [sys.modules[name] for name in names if not name.startswith("pe_bench.")]
+    return [getattr(module, "__file__", None) for module in outside]  # a notebook's module has no file

@@ -69,17 +69,17 @@ class LanguageModel(nn.Module, ABC):
         """
 
     @property
-    def reads_alike_texts_once(self) -> bool:
-        """Return true if `ends` is faster for a window that begins like the window of the call before."""
+    def keeps_last_text(self) -> bool:
+        """Return true if `hidden_of_ends` is faster for a window that begins like the window before."""
         return False
 
     def forget_text(self) -> None:
-        """Free the memory of the last call of `ends`, whose text the next call may begin with."""
+        """Free the memory of the last call of `hidden_of_ends`, whose text the next call may begin with."""
 
-    def ends(self, tokens_BCT: Tensor, ids: Tensor, first: int) -> Tensor:
+    def hidden_of_ends(self, tokens_BCT: Tensor, ids: Tensor, first: int) -> Tensor:
         """Return `hidden` of the ends of windows, their tokens from `first` on, [B C, T - first, D].
 
-        The C windows in tokens_BCT[b] begin alike, and differ only in tokens after `first`. ids: [T] or
+        The C windows in tokens_BCT[b] begin alike, and differ only from token `first` on. ids: [T] or
         [B C, T].
         """
         count = tokens_BCT.shape[1]
@@ -215,10 +215,10 @@ class Decoder(LanguageModel):
             self.outputs.append(x_BTD)
         return self.norm(x_BTD)
 
-    def ends(self, tokens_BCT: Tensor, ids: Tensor, first: int) -> Tensor:
-        """Do as `LanguageModel.ends`; each layer computes the first tokens once for the C windows."""
+    def hidden_of_ends(self, tokens_BCT: Tensor, ids: Tensor, first: int) -> Tensor:
+        """Do as `LanguageModel.hidden_of_ends`; each layer computes the first tokens once for C windows."""
         if ids.dim() == 2:  # windows with ids of their own may differ in first tokens too
-            return super().ends(tokens_BCT, ids, first)
+            return super().hidden_of_ends(tokens_BCT, ids, first)
         count = tokens_BCT.shape[1]
         whole_BTD = self.embed(tokens_BCT.flatten(0, 1), ids)
         shared_BTD = whole_BTD[::count]

@@ -188,8 +188,8 @@ def _processor_text() -> str:
 def lend_threads(library: ctypes.CDLL) -> None:
     """Let a library run in the threads of PyTorch's GNU OpenMP.
 
-    Otherwise the library starts threads at every call, which wait for a core: OpenMP's own threads wait for
-    work without sleeping.
+    Otherwise the library starts threads at every call. These threads wait for a core, because OpenMP's own
+    threads wait for work without sleeping.
     """
     package = Path(torch.__file__).parent
     inside = (package / "lib").glob("libgomp*")

@@ -65,7 +65,7 @@ def swiglu_backward(grad_out: Tensor, gate_and_up: Tensor) -> Tensor:
 
 
 def nll(logits_NV: Tensor, targets_N: Tensor) -> tuple[Tensor, Tensor]:
-    """Return negative log-likelihoods [N] of int64 targets in nats, and normalizers for `nll_backward`."""
+    """Return negative log-likelihoods of int64 targets in nats [N], and normalizers for gradients [N, 2]."""
     nll_N = logits_NV.new_empty(len(logits_NV))
     normalizers = logits_NV.new_empty(len(logits_NV), 2)
     _call_for_rows("pe_bench_nll", logits_NV, logits_NV, targets_N, nll_N, normalizers)

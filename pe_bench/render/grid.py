@@ -193,7 +193,7 @@ def _wrapped_lines(text: str, width: int, style: str) -> list[Text]:
 
 
 def join_parts(parts: Sequence[str], width: int) -> list[str]:
-    """Join the parts with dots into few lines; a part is cut only if it is wider than a line."""
+    """Join the parts with ` · ` into few lines; a part is broken only if it is wider than a line."""
     lines: list[str] = []
     for part in parts:
         longer = f"{lines[-1]} · {part}" if lines else ""
@@ -220,8 +220,7 @@ def _blocks_that_fit(grid: Grid, width: int) -> list[Grid]:
 def _column_lines(grid: Grid) -> list[list[str]]:
     """Return the lines of text of each column: its heading, then its cells with their marks.
 
-    A number without a mark has a blank in place of it.
-
+    A number without a mark has blanks in place of the mark.
 
     Lines aligned to the right are padded here, because rich strips blanks from ends of texts.
     """

@@ -45,11 +45,11 @@ from pe_bench.runs.find import (
     ScoredRuns,
     anchors_folder,
     find_runs,
-    is_checkpoint,
+    is_hf_name,
     is_number,
     parse_condition,
     read_anchors,
-    scores_checkpoint,
+    scores_hf_model,
     tagged_runs,
 )
 from pe_bench.runs.folder import RunFolder, read_all, read_unfinished
@@ -94,7 +94,7 @@ def read_report(
     protocol = check_type(options.get("protocol"), Protocol | None, "protocol")
     part = check_type(options.get("slice") or ALL, Slice, "slice")
     named = listed(runs)
-    several = sum(map(is_checkpoint, named)) > 1
+    several = sum(map(is_hf_name, named)) > 1
     keys = ("model",) if several else ()
     if by is not None:
         keys = parse_by(by)
@@ -164,7 +164,7 @@ def _is_named(folder: RunFolder, name: str) -> bool:
     """Return whether a name is the beginning of a run's name, or the Hugging Face model that it scores."""
     if folder.path.name.startswith(name):
         return True
-    return is_checkpoint(name) and scores_checkpoint(folder, name)
+    return is_hf_name(name) and scores_hf_model(folder, name)
 
 
 def _runs_with_newest_tag(results_dir: Path) -> list[str] | None:
@@ -509,8 +509,8 @@ def _baseline_label(lines: Sequence[Line], name: str, runs: ScoredRuns) -> str:
     labels = []
     for line in trained:
         is_named = line.encoding == name
-        if is_checkpoint(name):
-            is_named = scores_checkpoint(runs.folder_of(line.runs[0]), name)
+        if is_hf_name(name):
+            is_named = scores_hf_model(runs.folder_of(line.runs[0]), name)
         if is_named:
             labels.append(line.label)
     message = f"--baseline {name} may be several lines: {', '.join(labels)}; name one of them in full"

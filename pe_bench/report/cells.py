@@ -35,6 +35,7 @@ def number_cell(number: float, verdict: str = "", of_models: str = "", sign: str
 
 
 def has_trained_level(table: Table) -> bool:
+    """Return whether any line of a table has a level at the training length."""
     return any(training_level_cell(line, table) is not None for line in table.lines)
 
 

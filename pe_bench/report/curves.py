@@ -170,7 +170,7 @@ def chart_of(table: Table, values: PlotValues = "levels") -> Chart:
 
 
 def chart_over_position(table: Table) -> Chart:
-    """Return the chart of a table over the position of tokens; each has text of its own, and no verdict."""
+    """Return the chart of levels by position; each range of positions has text of its own, and no verdict."""
     curves = []
     longest = 1.0
     for line in table.lines:
@@ -223,7 +223,7 @@ def _change_point(record: Record, change: float) -> Point:
 
 
 def _is_comparable(record: Record, table: Table) -> bool:
-    """Return whether a record's change belongs to a curve: it has no targets, or those of the curve."""
+    """Return whether a record's change has the targets of its curve; true for a record without a change."""
     target_hash = record.compared.target_hash
     return not target_hash or table.is_drawn(record, target_hash)
 

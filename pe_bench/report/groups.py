@@ -24,7 +24,7 @@ from pe_bench.runs.find import (
     ScoredRuns,
     check_key,
     finished_runs,
-    is_checkpoint,
+    is_hf_name,
     runs_of_sweep,
 )
 from pe_bench.runs.job import NOT_IDENTITY
@@ -88,7 +88,7 @@ def parse_by(word: str) -> tuple[str, ...]:
 
 
 def check_best(key: str, by: Sequence[str]) -> None:
-    """Raise `UserError` for a key that may not be chosen by its results."""
+    """Raise `UserError` for a key that `--best` may not choose: outside `train`, or one of the keys `by`."""
     message = "name a key of training, such as train.lr; seeds and encodings are not chosen by their results"
     require(key.startswith("train."), f"--best {key}: {message}")
     require(key not in by, f"--best {key} and --by {key} exclude each other: give one of them")
@@ -194,7 +194,7 @@ def _table_key(row: Row, runs: ScoredRuns, by: Sequence[str]) -> TableKey:
         key = replace(key, setting=setting_without(row, runs, by))
     if "train.steps" in by or "train.tokens" in by:
         key = replace(key, steps=0)
-    if "model" in by and is_checkpoint(row.model):
+    if "model" in by and is_hf_name(row.model):
         # The hash of the data is of its tokens too: where it is the same, so are the tokenizers.
         tokenizer = LOSES_TEXT if row.loses_text else ""
         key = replace(key, model=SEVERAL_HF_MODELS, tokenizer=tokenizer, setting="")
@@ -248,7 +248,7 @@ def _chosen_values(rows: Sequence[Row], runs: ScoredRuns, by: Sequence[str]) -> 
         if key not in by and value != usual:
             chosen.append(f"{key.removeprefix('train.')}={value}")
     values = {"training": " ".join(chosen)}
-    if not is_checkpoint(first.model):
+    if not is_hf_name(first.model):
         values["changed"] = _changed_model(config, by)
         values["model_sizes"] = _model_sizes(rows)
     elif "model" not in by:
@@ -316,7 +316,7 @@ def labels_by(rows: Sequence[Row], runs: ScoredRuns, by: Sequence[str]) -> Calla
         differing_keys_of[encoding] = [key for key in keys if key not in ignored]
 
     def key_text(row: Row, key: str) -> str:
-        if key == "model" and is_checkpoint(row.model):
+        if key == "model" and is_hf_name(row.model):
             return f"of {hf_model_name(row.model, _hf_model_size(row, runs))}"
         return f"{key}={runs.value(row, key)}"
 

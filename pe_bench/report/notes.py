@@ -439,7 +439,7 @@ def _missing_value_notes(table: Table) -> Iterator[Note]:
 
 
 def _offset_notes(table: Table, rows: Sequence[Row]) -> Iterator[Note]:
-    """Yield, for each row of the offset control, by how much later positions change the trained level."""
+    """Yield, for each row of the control `offset`, its change from the level at the training length."""
     labels_of_runs: dict[tuple[str, str], str] = {}
     for line in table.lines:
         for run in line.runs:

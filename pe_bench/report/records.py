@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 
 from pe_bench.config.schema import LOSES_TEXT
 from pe_bench.report.statistics import MARGIN, Interval
-from pe_bench.runs.find import CHECKPOINT, TRIGRAM, is_checkpoint
+from pe_bench.runs.find import HF_PREFIX, TRIGRAM, is_hf_name
 from pe_bench.runs.rows import ALL, HALF, PROBE, TASK, Row
 
 # The space before an option of a label, whose values may hold spaces.
@@ -273,7 +273,7 @@ def common_targets(lines: Iterable[Line], length: int) -> str:
 
 
 def hf_model_name(model: str, size: str) -> str:
-    name = model.removeprefix(CHECKPOINT)
+    name = model.removeprefix(HF_PREFIX)
     return f"{name} ({size})" if size else name
 
 
@@ -299,7 +299,7 @@ class TableKey:
     protocol: str
     stride_rule: str  # the stride of the sliding protocol: half, or a number
     score_dtype: str
-    model_sizes: str = ""  # its parameters, such as 0.8M or 0.3M to 0.8M; of a checkpoint: Llama, 0.26M
+    model_sizes: str = ""  # its parameters, such as 0.8M or 0.3M to 0.8M; of an `hf:` model: Llama, 0.26M
     changed: str = ""  # how the model differs from the shipped one of its name, such as 2 layers of 96
     training: str = ""  # what is chosen of the optimizer, such as optimizer=muon
     slice: str = ALL  # the part of the targets that all numbers are of
@@ -317,7 +317,7 @@ class TableKey:
 
     @property
     def is_of_hf_models(self) -> bool:
-        return self.model == SEVERAL_HF_MODELS or is_checkpoint(self.model)
+        return self.model == SEVERAL_HF_MODELS or is_hf_name(self.model)
 
     @property
     def model_text(self) -> str:

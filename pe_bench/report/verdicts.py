@@ -36,7 +36,7 @@ from pe_bench.report.statistics import (
     judge_gain_over_control,
     paired_interval,
 )
-from pe_bench.runs.find import FREQUENCIES, TRIGRAM, ScoredRuns, anchor_key, is_checkpoint
+from pe_bench.runs.find import FREQUENCIES, TRIGRAM, ScoredRuns, anchor_key, is_hf_name
 from pe_bench.runs.rows import BY_RUN, TASK, Row, grouped, has_number, is_as_trained, level_of
 
 Pair = tuple[Row, Row]
@@ -211,6 +211,7 @@ def _working_lengths(judged: Mapping[int, Record], held: int | None, train_lengt
 
 
 def _as_change(verdict: str) -> str:
+    """Return a verdict on a task as a verdict on a change, for the break point; other verdicts unchanged."""
     return AS_CHANGES.get(verdict, verdict)
 
 
@@ -399,7 +400,7 @@ def unlearned(
 def has_few_targets(row: Row) -> bool:
     """Return whether a row is of a Hugging Face model, with too few targets to say whether it has learned."""
     is_little = row.documents < LEAST_DOCUMENTS or row.targets < LEAST_TARGETS
-    return is_checkpoint(row.model) and is_little
+    return is_hf_name(row.model) and is_little
 
 
 def _unlearned_task(rows: Sequence[Row], runs: ScoredRuns) -> Unlearned:

@@ -22,7 +22,7 @@ from pe_bench.runs.typed import tags_of
 from pe_bench.runs.untrusted import check_files, read_json
 from pe_bench.values import unknown
 
-CHECKPOINT = "hf:"  # begins the name of a checkpoint of Hugging Face
+HF_PREFIX = "hf:"  # begins the name of a Hugging Face model
 CONDITION = re.compile(r"\s*([\w.]+)\s*(!=|<=|>=|==?|<|>)\s*(.*?)\s*")
 ORDER_SIGNS = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
 # Columns that follow from others, that have an option for choosing, or that are results: to choose seeds by
@@ -55,17 +55,17 @@ OPTIONS_BY_KEY = {
 LABEL_COLUMNS = ("encoding", "scored_with")  # columns with the labels of encodings, with their options
 
 
-def is_checkpoint(name: object) -> bool:
+def is_hf_name(name: object) -> bool:
     """Return true for the name of a Hugging Face model, which starts with `hf:`; nothing is opened."""
-    return isinstance(name, str) and name.startswith(CHECKPOINT)
+    return isinstance(name, str) and name.startswith(HF_PREFIX)
 
 
-def scores_checkpoint(run: RunFolder, name: str) -> bool:
+def scores_hf_model(run: RunFolder, name: str) -> bool:
     """Return whether a run scored the Hugging Face model of a name: hf:FOLDER or hf:OWNER/NAME[@REVISION]."""
     config = run.flat_config
-    folder = Path(os.path.expanduser(name.removeprefix(CHECKPOINT)))
+    folder = Path(os.path.expanduser(name.removeprefix(HF_PREFIX)))
     if folder.exists():
-        return config.get("checkpoint.source") == f"{CHECKPOINT}{folder.resolve()}"
+        return config.get("checkpoint.source") == f"{HF_PREFIX}{folder.resolve()}"
     address, _, revision = name.partition("@")
     is_revision = revision in ("", config.get("checkpoint.revision"))
     return is_revision and config.get("checkpoint.source") == address
@@ -172,8 +172,8 @@ def _runs_named(typed: str, results_dir: Path, *, anywhere: bool) -> list[Path]:
     """Return the finished runs of one name, path or Hugging Face model. Raise `UserError` without a run."""
     runs = finished_runs(results_dir)
     folder = results_dir / "runs"
-    if is_checkpoint(typed):
-        scored = [run for run in runs if scores_checkpoint(RunFolder(run), typed)]
+    if is_hf_name(typed):
+        scored = [run for run in runs if scores_hf_model(RunFolder(run), typed)]
         way_out = f"score it with `pe-bench eval {shlex.quote(typed)}`"
         require(bool(scored), f"no finished run of {typed} in {folder}: {way_out}")
         return scored
@@ -389,7 +389,10 @@ class ScoredRuns:
         return list(filter(is_chosen, rows))
 
     def require(self, rows: Sequence[Row], key: str, option: str) -> None:
-        """Raise `UserError` for a key that is no column and that no run's configuration has."""
+        """Raise `UserError` for a key that is no column and that no run's configuration has.
+
+        option: the option that named the key, for the message.
+        """
         runs = one_per_run(rows)
         if key in COLUMNS or any(self.value(row, key) is not None for row in runs):
             return

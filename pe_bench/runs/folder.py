@@ -114,7 +114,7 @@ def delete_scores(run: Path) -> None:
 
 @dataclass(frozen=True)
 class FirstStage:
-    """The first stage of a run that goes on from another run, with facts for its table."""
+    """The first stage of a run that goes on from another run; its table has a line for the run."""
 
     run: str
     length: int
@@ -408,7 +408,7 @@ class RunState:
 
 
 def state_of(run: Path) -> RunState:
-    """Return the state of a run; a damaged run is unreadable."""
+    """Return the state of a run: finished, not finished or failed; a damaged run is unreadable."""
     name = one_line(run.name)
     unreadable = RunState(name, encoding_in(name), tags=tuple(tags_of(run)))
     try:

@@ -82,7 +82,7 @@ def _without_folders(address: str) -> str:
 
 
 def _keep_earlier(target: Path, temporary: Path) -> None:
-    """Add the rows and means that `target` has already, which another piece of the study may need."""
+    """Add to `temporary` the rows and means in `target`, which another piece of the study may need."""
     earlier = RunFolder(target).rows
     if not earlier:
         return

@@ -67,10 +67,11 @@ class Parent:
 def find_parent(
     config: Config, data_hash: str, trained_name: Callable[[Path, Config, Mapping[str, Any]], str]
 ) -> Parent:
-    """Return the parent that a configuration names. Raises `UserError` if no run fits.
+    """Return the parent that a configuration names.
 
-    The facts of a deleted parent are those that its children in the same results keep, if only one parent
-    fits. trained_name: returns a run's name when it was trained, from its folder, configuration and result.
+    The parent may be a deleted run, whose facts its children in the same results keep. Raises `UserError`
+    unless a run, or a single deleted run, fits. trained_name: returns a run's name when it was trained, from
+    its folder, configuration and result.
     """
     word = str(config.train.from_run or config.train.beside)
     key = "train.from" if config.train.from_run else "train.beside"
@@ -153,7 +154,7 @@ def _parent_meets(condition: Condition, source: Parent) -> bool:
 
 
 def with_parent(config: Config, source: Parent) -> Config:
-    """Return a child's configuration: it names the parent, whose `eval` values replace default values.
+    """Return a child's configuration with the parent's names, and its `eval` values in place of defaults.
 
     The parent's name when it was trained contains its identity, so it is known in any folder.
     """

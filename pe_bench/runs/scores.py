@@ -131,9 +131,10 @@ class Scores:
         return Clusters(self.document, self.sizes)
 
     def by_cluster(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return the clusters in a fixed order, and their levels (bits per byte), float64 [clusters].
+        """Return the clusters in a fixed order, and their levels, float64 [clusters].
 
-        The mean level of a document's clusters is the level of the document.
+        Levels are in bits per byte, or in nats per token where the bytes are unknown. The mean level of a
+        document's clusters is the level of the document.
         """
         clusters = self.clusters
         sizes = np.repeat(clusters.sizes, clusters.segments) / clusters.segments

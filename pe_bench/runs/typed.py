@@ -30,7 +30,7 @@ def eval_command(run: Path) -> str:
 
 
 def group_of_command() -> str | None:
-    """Return a name for the group of runs that the current command makes; None if it trains a single run."""
+    """Return a name for the runs of the current command; None for a single training, or without a command."""
     command = os.environ.get(COMMAND_VARIABLE, "")
     arguments = shlex.split(command)
     is_sweep = "-m" in arguments or "--multirun" in arguments
@@ -43,7 +43,7 @@ def group_of_command() -> str | None:
 
 @contextmanager
 def called_with(overrides: Sequence[str]) -> Iterator[None]:
-    """Record a Python call of `train` as the command with the same overrides."""
+    """Within the context, record the command `train` with these overrides, unless a command is running."""
     is_command = COMMAND_VARIABLE in os.environ
     if not is_command:
         os.environ[COMMAND_VARIABLE] = shlex.join(["pe-bench", "train", *overrides])

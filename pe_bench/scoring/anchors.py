@@ -150,7 +150,10 @@ class Anchors:
     weights: np.ndarray  # the weight of copying for each length of a match, float64 [MAX_MATCH + 1]
 
     def __call__(self, tokens: np.ndarray, first: int) -> dict[str, np.ndarray]:
-        """Return the probabilities of the tokens from index `first` on, as `Probabilities` has them."""
+        """Return each anchor's probabilities of the tokens from index `first` on, [windows, tokens - first].
+
+        tokens: int64 [windows, tokens].
+        """
         padded = np.pad(tokens, ((0, 0), (2, 0)), constant_values=NO_TOKEN)
         targets = tokens[:, first:]
         before = padded[:, first:-2]
@@ -195,7 +198,7 @@ def copying_weights(windows: np.ndarray) -> np.ndarray:
 
 
 def own_frequencies(data: Data, plan: Plan) -> Probabilities:
-    """Return a function to the frequency of each scored token among the other scored tokens of a plan.
+    """Return the function from windows to the frequencies of their tokens among the plan's scored tokens.
 
     Without the training text, nothing else can be counted. Each token is counted without itself, because with
     few targets it would predict itself, whatever the text. Witten and Bell's interpolation gives a token that
@@ -238,10 +241,10 @@ def _score_missing_plans(
 ) -> None:
     """Score the plans that the folder of anchors lacks, and write their scores."""
     train = config.train
-    is_checkpoint = config.checkpoint is not None
+    is_of_hf_model = config.checkpoint is not None
     counted_on = (ANCHORS_VERSION, data.hash, train.length, train.batch, train.total_steps, config.seed)
     digest = hashlib.sha256(repr(counted_on).encode()).hexdigest()
-    names = {FREQUENCIES: OWN_FREQUENCIES} if is_checkpoint else ANCHOR_NAMES
+    names = {FREQUENCIES: OWN_FREQUENCIES} if is_of_hf_model else ANCHOR_NAMES
     anchor_paths: dict[str, Path] = {}
     kept_rows: dict[str, dict[Key, Row]] = {}
     for label, name in names.items():
@@ -252,7 +255,7 @@ def _score_missing_plans(
         kept_rows[label] = {_score_key(row): row for row in rows}
     missing = [plan for plan in plans if any(_score_key(plan) not in rows for rows in kept_rows.values())]
     anchors = None
-    if missing and not is_checkpoint:
+    if missing and not is_of_hf_model:
         anchors = fit_anchors(data, train, config.seed)
     for plan in missing:
         probabilities = anchors or own_frequencies(data, plan)
@@ -267,7 +270,7 @@ def _score_missing_plans(
 
 
 def _score_key(scored: Row | Plan) -> Key:
-    """Return protocol, stride rule, control, length and target hash: what tells scores of an anchor apart."""
+    """Return the values that tell anchor scores apart: protocol, stride rule, control, length, target set."""
     return scored.protocol, scored.stride_rule, scored.control, scored.length, scored.target_hash
 
 

@@ -167,7 +167,7 @@ def end_of_body(window: Window) -> int:
 
 
 def fed_tokens(windows: Sequence[Window]) -> list[int]:
-    """Return the number of tokens that a model is fed for each window, if it reads what windows share once.
+    """Return the number of tokens fed to a model for each window, if shared beginnings are fed once.
 
     windows: in the order of `text_order_key`.
     """
@@ -218,11 +218,14 @@ def windows_of_choices(split: Split, batch: Sequence[Window]) -> Tensor:
 
 
 def nll_of_choices(model: LanguageModel, tokens_BCT: Tensor, generator: torch.Generator) -> np.ndarray:
-    """Return the NLL of each choice's tokens, float32 [B, C, S]."""
+    """Return the NLL of each choice's answer tokens, float32 [B, C, ANSWER_TOKENS].
+
+    tokens_BCT: [B, C, T + 1], as `windows_of_choices` returns them.
+    """
     fed_BCT = tokens_BCT[..., :-1]
     first = fed_BCT.shape[-1] - ANSWER_TOKENS
     ids = model.encoding.ids(fed_BCT.flatten(0, 1), train=False, generator=generator)
-    hidden_NSD = model.ends(fed_BCT, ids, first)
+    hidden_NSD = model.hidden_of_ends(fed_BCT, ids, first)
     targets_N = tokens_BCT[..., -ANSWER_TOKENS:].flatten()
     nll_N = model.nll(hidden_NSD.flatten(0, 1), targets_N).float()
     return nll_N.cpu().numpy().reshape(*fed_BCT.shape[:2], ANSWER_TOKENS)

@@ -235,7 +235,7 @@ def _shapes_of_tensors(encoding: EncodingSpec, n_layers: int) -> dict[str, list[
 
 
 def declared_option(part: PartSpec, attribute: str) -> str:
-    """Return the option that a class attribute names, such as `window_factor`; empty if a part lacks it."""
+    """Return the option that the class attribute `attribute` names; empty if the part lacks the option."""
     option = getattr(part.encoding_class, attribute)
     return option if option in part.values else ""
 

@@ -96,9 +96,9 @@ def _plans_of_lengths(
         count, seed, half = evaluation.targets, evaluation.seed, evaluation.half
         blocks = target_blocks(data.validation, longest, size, count, seed, data.hash, half)
         yield from (paired_plan(blocks, length) for length in lengths)
-        is_checkpoint = config.checkpoint is not None
+        is_of_hf_model = config.checkpoint is not None
         yield from control_plans(
-            evaluation, blocks, list(lengths), config.train.length, longest_too=is_checkpoint
+            evaluation, blocks, list(lengths), config.train.length, longest_too=is_of_hf_model
         )
         return
     text = _scored_text(data, evaluation, longest)

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from pe_bench.encodings.scalings.rope_scaling import turn_alike
+from pe_bench.encodings.scalings.rope_scaling import have_equal_rotations
 from pe_bench.model.checks import is_users_own
 from pe_bench.model.decoder import LanguageModel
 from pe_bench.runs.job import Job
@@ -168,7 +168,7 @@ def _computes_the_same(model: LanguageModel, own: LanguageModel, plan: Plan) -> 
         return False
     sizes = {window.size for window in plan.windows}
     for number, size in product(range(own.n_layers), sizes):
-        if not turn_alike(encoding.layer(number), own.encoding.layer(number), size):
+        if not have_equal_rotations(encoding.layer(number), own.encoding.layer(number), size):
             return False
     return True
 

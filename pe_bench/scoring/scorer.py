@@ -75,7 +75,7 @@ class Scorer:
         sharing: list[Plan] = []
         probes: dict[int, list[Plan]] = {}
         for plan in plans:
-            if plan.protocol == PROBE and self.model.reads_alike_texts_once:
+            if plan.protocol == PROBE and self.model.keeps_last_text:
                 probes.setdefault(plan.length, []).append(plan)
             elif self._can_share_prefixes(plan):
                 sharing.append(plan)

@@ -51,7 +51,7 @@ def with_factor(requested: Requested, factor: float, search: Sequence[Path]) -> 
 
 
 def option_to_give(requested: Requested, search: Sequence[Path], attribute: str) -> str:
-    """Return the name of the option to add to a requested encoding; empty if no part has it or it is given.
+    """Return the option that a part of a requested encoding has and the request does not give; else empty.
 
     attribute: the class attribute that names the option, such as `window_factor`.
     """
@@ -68,7 +68,7 @@ def option_to_give(requested: Requested, search: Sequence[Path], attribute: str)
 def stage_encoding(
     requested: Requested, trained: Config, config: Config, given: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Return the values of a requested encoding in the configuration of a later stage of a trained run.
+    """Return the values of a requested encoding in the configuration `config` of a later stage of `trained`.
 
     given: values by keys such as `encoding.base`, which replace values of the request. Raises `UserError`.
     """
@@ -79,6 +79,7 @@ def stage_encoding(
 
 
 def modifiers_of(trained: Config) -> list[str]:
+    """Return the names of the modifiers of a trained run's encoding."""
     return [*(trained.encoding.get("modifiers") or {})]
 
 
@@ -127,8 +128,8 @@ def stretched_lengths(
     return sorted(lengths)
 
 
-def after_training(spec: EncodingSpec, trained: Config, length: int) -> EncodingSpec:
-    """Return the encoding of a later stage of a trained run, at a length of its own.
+def later_stage_encoding(spec: EncodingSpec, trained: Config, length: int) -> EncodingSpec:
+    """Return the encoding `spec` with the values that it has in a later stage, trained at `length` tokens.
 
     Options with default values have the trained values instead, the training length too, because the weights
     know that length. A factor that is not given is the new length over the trained one. No option is taken
@@ -224,7 +225,7 @@ def search_option(job: Job, requested: Requested, option: str, length: int) -> S
     split = job.data.validation
     composed = EncodingSpec(stage_encoding(requested, config, config), config.search)
     # An option without a value has an example until the search.
-    spec = after_training(composed.with_examples(), config, length)
+    spec = later_stage_encoding(composed.with_examples(), config, length)
     parts = (spec.base, *spec.modifiers.values())
     part = next(part for part in parts if part.encoding_class.searched == option)
     blocks = blocks_to_search_on(config, split, job.data.hash, length)

@@ -171,7 +171,7 @@ def _ordered_documents(split: Split, length: int, seed: int, half: Half) -> np.n
 
 
 def _share_out(room: np.ndarray, amount: int) -> np.ndarray:
-    """Return each document's share of `amount`, int64 [documents]: equal, or all of its room."""
+    """Return each document's share of `amount`, int64 [documents]: equal, but at most the document's room."""
     shares = np.zeros(len(room), np.int64)
     for served, document in enumerate(np.argsort(room, kind="stable")):
         equal = amount // (len(room) - served)

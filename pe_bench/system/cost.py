@@ -54,7 +54,7 @@ class Cost:
     is_said: bool = False
 
     def expect(self, seconds: float, cores: int) -> None:
-        """Print the cost of the pieces that are left, at the first call, if it is worth it.
+        """Print the cost of the pieces that are left, at the first call, if they take `MIN_PRINTED_SECONDS`.
 
         seconds: the time of one piece. cores: 0 for a GPU.
         """

@@ -15,7 +15,10 @@ from pe_bench.model.decoder import Decoder
 
 
 def shard(module: nn.Module, model: Decoder, device: torch.device, dtype: torch.dtype) -> None:
-    """Shard a model over all processes; `module` is the module that contains and calls it."""
+    """Shard a model over all processes.
+
+    module: the module that contains and calls the model. dtype: the type of matrix products.
+    """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
@@ -62,7 +65,10 @@ def own_part(tensor: Any) -> Tensor:
 
 
 def gathered(part: Tensor, like: Tensor) -> Tensor:
-    """Return the whole tensor from the parts of all processes, sharded as the tensor `like`."""
+    """Return the whole tensor of which `part` has this process's rows; `part` if `like` is not sharded.
+
+    like: a tensor that is sharded as the whole tensor is.
+    """
     sharded: Any = distributed(part, like)
     return sharded.full_tensor() if is_sharded(like) else sharded
 

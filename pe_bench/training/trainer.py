@@ -175,7 +175,7 @@ class Trainer:
             part_ids = ids.chunk(count) if ids.dim() == 2 else [ids] * count
             for part, own_ids in zip(parts, part_ids, strict=True):
                 is_last = len(losses) == count - 1
-                losses.append(self._backward(part, own_ids, batch.losses, is_last=is_last))
+                losses.append(self._backward(part, own_ids, batch.n_losses, is_last=is_last))
         (loss,) = self.group.sum(sum(losses))
         norm = self._clip()
         self._refuse_non_finite(loss, norm, number)

@@ -74,8 +74,8 @@ def test_options_that_cannot_be_are_refused() -> None:
 def test_a_batch_counts_the_losses_of_answers_alone_and_its_parts_are_its_rows() -> None:
     batch = windows_of(task_data(build_task({"name": "flip_flop"})), 16).batch(6, 0, 0)
     assert batch.is_answer is not None
-    assert batch.losses == int(batch.is_answer.sum()) < batch.tokens[:, 1:].numel()
-    assert sum(part.losses for part in batch.split(2)) == batch.losses
+    assert batch.n_losses == int(batch.is_answer.sum()) < batch.tokens[:, 1:].numel()
+    assert sum(part.n_losses for part in batch.split(2)) == batch.n_losses
 
 
 # Training windows are uniform crops inside a document, and follow from seed and step alone

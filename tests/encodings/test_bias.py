@@ -24,7 +24,7 @@ from pe_bench.encodings.inputs.learned import Learned
 from pe_bench.encodings.logits.asentmax import ASEntmax
 from pe_bench.encodings.relative.shaw import Shaw
 from pe_bench.errors import UserError
-from pe_bench.model.attention.reference import project
+from pe_bench.model.attention.reference import make_sides
 
 FALLING = torch.tensor([4, 3, 2, 1, 0])
 
@@ -84,7 +84,7 @@ def test_initial_values_are_the_documented_ones() -> None:
 @pytest.mark.parametrize("encoding", [FIRE(H, threshold=512), DAPE(H, train_length=4096)])
 def test_networks_are_not_evaluated_in_half_precision(encoding: LayerEncoding) -> None:
     q, k = torch.randn(2, 1, H, 300, K, generator=torch.Generator().manual_seed(0))
-    queries, keys = project(encoding, q[:, 0], q, k, torch.arange(300) + 4_096)
+    queries, keys = make_sides(encoding, q[:, 0], q, k, torch.arange(300) + 4_096)
     scores, visible = encoding.scores(queries, keys, 0.5), encoding.visible(queries, keys)
 
     def biased() -> Tensor:
@@ -132,7 +132,7 @@ def test_grape_ap_without_content_is_alibi_times_ln_2_from_block_to_block_of_key
     sides = {}
     for encoding in (GrapeAP(8, H).double(), ALiBi(H).double()):
         x = torch.zeros(1, tokens, 8, dtype=torch.float64)
-        queries, keys = project(encoding, x, q[:, :, -3:], q, torch.arange(tokens))
+        queries, keys = make_sides(encoding, x, q[:, :, -3:], q, torch.arange(tokens))
         sides[type(encoding)] = encoding.bias(queries, keys).expand(1, H, 3, tokens).tril(tokens - 3)
     assert near(sides[GrapeAP], math.log(2) * sides[ALiBi])
 
@@ -141,7 +141,7 @@ def test_grape_ap_without_content_is_alibi_times_ln_2_from_block_to_block_of_key
 def test_scores_of_tapa_at_distance_0_are_products_of_its_amplitudes() -> None:
     q, k = torch.randn(2, 1, H, 6, 8, dtype=torch.float64)
     here = torch.full((6,), 3)
-    queries, keys = project(TAPA(8, amplitude=0.25), torch.zeros(1, 6, 1), q, k, here)
+    queries, keys = make_sides(TAPA(8, amplitude=0.25), torch.zeros(1, 6, 1), q, k, here)
     scores = TAPA(8, amplitude=0.25).scores(queries, keys, 8**-0.5)
     assert near(scores, q[..., :2] @ k[..., :2].mT / math.sqrt(2))
 

@@ -18,7 +18,7 @@ from pe_bench.encodings.rotary.rope import RoPE
 from pe_bench.encodings.spec import EncodingSpec
 from pe_bench.errors import UserError
 from pe_bench.model.attention import reference_attention
-from pe_bench.model.attention.reference import project
+from pe_bench.model.attention.reference import make_sides
 
 HEADS, WIDTH, TOKENS = 2, 4, 7
 POSITION = torch.arange(TOKENS)
@@ -68,7 +68,7 @@ def test_transforms_and_adjustments_chain_in_order_and_the_owner_of_a_hook_is_as
     stack = Stack([Scaled(2, 1), Uniform(), Scaled(3, 0)])
     turned = turned_sides(stack, Q, K, POSITION, POSITION)
     assert torch.equal(turned[0], 3 * (2 * Q + 1)) and torch.equal(turned[1], 3 * (2 * K + 1))
-    queries, keys = project(NoPE(), X, Q, K, POSITION)
+    queries, keys = make_sides(NoPE(), X, Q, K, POSITION)
     zeros, visible = torch.zeros(TOKENS, TOKENS), NoPE().visible(queries, keys)
     assert torch.equal(stack.adjust(zeros, visible, queries, keys), zeros + 2)
     assert stack.weights(zeros, visible)[3].tolist() == [0.25] * 4 + [0] * 3

@@ -21,9 +21,17 @@ from pe_bench.encodings.load import find_code
 from pe_bench.encodings.signatures import defaults_of, options_of
 from pe_bench.encodings.spec import EncodingSpec, PartSpec
 from pe_bench.inspection.check import PROPERTIES, Property, check
-from pe_bench.inspection.check.case import MODEL, TRAIN_LENGTH, VOCABULARY, Case, hidden, tokens, worst
+from pe_bench.inspection.check.case import (
+    MODEL,
+    TRAIN_LENGTH,
+    VOCABULARY,
+    Case,
+    hidden,
+    largest_difference,
+    tokens,
+)
 from pe_bench.model.attention import reference_attention
-from pe_bench.model.attention.reference import logits, project
+from pe_bench.model.attention.reference import logits, make_sides
 from pe_bench.model.decoder import Decoder
 
 H, T, K = 2, 4, 4
@@ -89,7 +97,7 @@ def _quantity(encoding: nn.Module, entry: Entry) -> Tensor:
         x[..., :features] = wave(entry["x"]["wave"], 1, tokens, features)
     q, k, v = (wave(text, 1, H, tokens, K) for text in ("sin 0.1", "cos 0.2", "sin 0.3"))
     position = torch.tensor(entry.get("positions", range(tokens)))
-    queries, keys = project(layer, x, q, k, position)
+    queries, keys = make_sides(layer, x, q, k, position)
     match entry["of"]:
         case "output":
             return reference_attention(layer, x, q, k, v, position)[0, 0, -1]
@@ -123,7 +131,7 @@ def _turned(layer: LayerEncoding, entry: Entry) -> Tensor:
     features = entry.get("features", width)  # how many are turned
     q = torch.zeros(1, 1, tokens, width, dtype=torch.float64)
     q[..., : features // 2] = 1
-    queries, _ = project(layer, q[:, 0], q, q, torch.arange(tokens))
+    queries, _ = make_sides(layer, q[:, 0], q, q, torch.arange(tokens))
     first, second = queries.x[0, 0, 1, :features].chunk(2)
     return torch.atan2(second, first) if entry["of"] == "frequencies" else torch.hypot(first, second)[:1]
 
@@ -177,7 +185,7 @@ def treats_shared_key_heads_as_key_heads_repeated(case: Case) -> bool:
             weights[key] = weight.unflatten(0, (2, MODEL.d_head)).repeat_interleave(2, 0).flatten(0, 1)
     full.load_state_dict(weights)
     text = tokens(2, TRAIN_LENGTH)
-    return worst(hidden(grouped, text), hidden(full, text)) < 1e-10
+    return largest_difference(hidden(grouped, text), hidden(full, text)) < 1e-10
 
 
 PROMISES = (

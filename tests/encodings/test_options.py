@@ -13,7 +13,7 @@ from pe_bench.encodings.base import LengthError, NestedEncoding
 from pe_bench.encodings.signatures import argument_of
 from pe_bench.encodings.spec import EncodingSpec, PartSpec
 from pe_bench.errors import UserError
-from pe_bench.inspection.check.case import TRAIN_LENGTH, Case, ids_of, tokens, worst
+from pe_bench.inspection.check.case import TRAIN_LENGTH, Case, ids_of, largest_difference, tokens
 
 SIZES = {"d_model", "n_heads", "d_head", "n_layers"}  # the model's, not the encoding's
 EQUAL = {"rope.form"}  # other ways to calculate the same thing
@@ -63,7 +63,7 @@ def outcome(case: Case) -> list[torch.Tensor | str]:
 def differ(one: torch.Tensor | str, other: torch.Tensor | str) -> bool:
     if isinstance(one, str) or isinstance(other, str):
         return one != other
-    return one.shape != other.shape or worst(one, other) > 1e-6
+    return one.shape != other.shape or largest_difference(one, other) > 1e-6
 
 
 def is_obeyed(name: str, key: str, option: str) -> bool:

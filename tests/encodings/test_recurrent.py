@@ -18,14 +18,21 @@ from pe_bench.encodings.recurrent.kda import KDA
 from pe_bench.encodings.recurrent.recurrence import (
     RecurrenceInputs,
     Recurrent,
-    chunked,
+    chunked_recurrence,
     convolved,
     recurrence,
     unit_norm,
 )
 from pe_bench.encodings.recurrent.retention import Retention
 from pe_bench.errors import UserError
-from pe_bench.inspection.check.case import TRAIN_LENGTH, Case, hidden, layer_inputs, tokens, worst
+from pe_bench.inspection.check.case import (
+    TRAIN_LENGTH,
+    Case,
+    hidden,
+    largest_difference,
+    layer_inputs,
+    tokens,
+)
 from pe_bench.model.attention import RECURRENT, attention, choose_path, reference_attention
 
 B, H, T, K, V = 2, 3, 75, 8, 5
@@ -54,12 +61,12 @@ def test_chunks_give_the_recurrence_and_its_gradients_at_any_decay(
     decay: float, groups: int, corrects: bool
 ) -> None:
     truth = outputs_and_gradients(recurrence, leaves(decay, groups), corrects)
-    found = outputs_and_gradients(chunked, leaves(decay, groups), corrects)
-    single = outputs_and_gradients(chunked, leaves(decay, groups, torch.float32), corrects)
+    found = outputs_and_gradients(chunked_recurrence, leaves(decay, groups), corrects)
+    single = outputs_and_gradients(chunked_recurrence, leaves(decay, groups, torch.float32), corrects)
     for exact, double, rounded in zip(truth, found, single, strict=True):
         assert rounded.isfinite().all()
-        assert worst(double, exact) <= 1e-13 * max(1.0, float(exact.abs().max()))
-        assert worst(rounded, exact) <= 1e-4 * float(exact.abs().max())
+        assert largest_difference(double, exact) <= 1e-13 * max(1.0, float(exact.abs().max()))
+        assert largest_difference(rounded, exact) <= 1e-4 * float(exact.abs().max())
 
 
 def test_a_state_decays_before_it_is_corrected_and_a_token_reads_itself() -> None:
@@ -95,10 +102,10 @@ def test_recurrences_are_those_of_the_models_in_transformers() -> None:
 
 def test_segments_without_gradients_hand_the_state_on(monkeypatch: pytest.MonkeyPatch) -> None:
     inputs = [each.detach() for each in leaves(0.5, K)]
-    whole = chunked(RecurrenceInputs(*inputs))
+    whole = chunked_recurrence(RecurrenceInputs(*inputs))
     monkeypatch.setattr(module, "TOKENS_PER_SEGMENT", 64)
     with torch.no_grad():
-        assert torch.equal(chunked(RecurrenceInputs(*inputs)), whole)
+        assert torch.equal(chunked_recurrence(RecurrenceInputs(*inputs)), whole)
 
 
 def test_a_convolution_mixes_the_token_with_those_before_it() -> None:
@@ -122,7 +129,7 @@ def test_decays_have_their_first_values_and_bounds() -> None:
     bounded = decays_of(KDA(16, 4, 8, lower_bound=-5.0), 100.0).detach()
     assert float(bounded.min()) == pytest.approx(-5.0) and float(bounded.max()) <= 0
     assert bounded.shape == (1, 4, 50, 8)
-    first = Retention().tokens(*layer_inputs(9)).log_decay[0, 0, 0, 0]
+    first = Retention().recurrence_inputs(*layer_inputs(9)).log_decay[0, 0, 0, 0]
     assert math.exp(float(first)) == pytest.approx(31 / 32)
 
 
@@ -191,7 +198,7 @@ EQUATIONS_OF: list[tuple[type[GatedDeltaNet] | type[KDA], dict[str, Any]]] = [
 def test_a_layer_is_its_equations(kind: type[GatedDeltaNet] | type[KDA], options: dict[str, Any]) -> None:
     layer, inputs = drawn(kind(D, 1, K, **options))
     expected = by_equations(layer, inputs, **options)
-    assert worst(layer.attend(*inputs)[0, 0], expected) < 1e-5 * float(expected.abs().max())
+    assert largest_difference(layer.attend(*inputs)[0, 0], expected) < 1e-5 * float(expected.abs().max())
 
 
 def retained(heads: int) -> tuple[list[Tensor], Tensor]:
@@ -206,7 +213,7 @@ def retained(heads: int) -> tuple[list[Tensor], Tensor]:
 
 def test_retention_is_a_matrix_of_powers_of_each_heads_decay() -> None:
     inputs, expected = retained(H)
-    assert worst(Retention().attend(*inputs), expected) < 1e-12
+    assert largest_difference(Retention().attend(*inputs), expected) < 1e-12
 
 
 @torch.no_grad()
@@ -226,11 +233,11 @@ def test_a_fault_that_is_planted_in_a_layer_without_softmax_is_found(name: str) 
         assert found.state == "fails" and re.search(r" by \d", found.measured)
     elif issubclass(kind, Retention):
         inputs, expected = retained(H)
-        assert worst(kind().attend(*inputs), expected) > 0.1
+        assert largest_difference(kind().attend(*inputs), expected) > 0.1
     else:
         layer, inputs = drawn(kind(D, 1, K, **options))
         expected = by_equations(layer, inputs, **options)
-        assert worst(layer.attend(*inputs)[0, 0], expected) > 1e-2 * float(expected.abs().max())
+        assert largest_difference(layer.attend(*inputs)[0, 0], expected) > 1e-2 * float(expected.abs().max())
 
 
 def case_of(*arguments: str) -> Case:
@@ -243,7 +250,7 @@ def test_the_last_layer_computes_the_last_tokens_as_it_does_within_the_whole() -
         text = tokens(2, TRAIN_LENGTH)
         ids = torch.arange(TRAIN_LENGTH)
         whole = case.model.hidden(text, ids)
-        assert worst(case.model.hidden(text, ids, first=9), whole[:, 9:]) < 1e-12
+        assert largest_difference(case.model.hidden(text, ids, first=9), whole[:, 9:]) < 1e-12
 
 
 def test_a_layer_without_softmax_is_computed_in_chunks_and_refuses_the_window_control() -> None:
@@ -253,7 +260,9 @@ def test_a_layer_without_softmax_is_computed_in_chunks_and_refuses_the_window_co
     position = torch.arange(TRAIN_LENGTH)
     assert choose_path(layer, q, position) is RECURRENT
     assert (
-        worst(attention(layer, x, q, k, v, position), reference_attention(layer, x, q, k, v, position))
+        largest_difference(
+            attention(layer, x, q, k, v, position), reference_attention(layer, x, q, k, v, position)
+        )
         < 1e-12
     )
     assert "sees no window" in case.model.control_refusal("window", 64)
@@ -284,10 +293,10 @@ def test_a_gate_multiplies_what_heads_read_in_every_kind_of_layer() -> None:
             factor = layer.gate(x)
             assert factor is not None and factor.shape == q.shape
             # The base encoding's parameters are drawn first, and are the same with and without a modifier.
-            assert worst(attention(layer, x, q, k, v, position), factor * read) < 1e-12
+            assert largest_difference(attention(layer, x, q, k, v, position), factor * read) < 1e-12
             rows = range(20, 25)
             some = reference_attention(layer, x, q, k, v, position, rows=rows)
-            assert worst(some, (factor * read)[:, :, 20:25]) < 1e-12
+            assert largest_difference(some, (factor * read)[:, :, 20:25]) < 1e-12
 
 
 def test_short_convolutions_begin_as_none() -> None:
@@ -295,5 +304,5 @@ def test_short_convolutions_begin_as_none() -> None:
         text = tokens(2, TRAIN_LENGTH)
         plain, mixed = case_of(name), case_of(name, "modifier=[short_conv]")
         before, after = (hidden(case.model_of(case.as_built()), text) for case in (plain, mixed))
-        assert worst(before, after) < 1e-12
-        assert worst(hidden(plain.model, text), hidden(mixed.model, text)) > 1e-3
+        assert largest_difference(before, after) < 1e-12
+        assert largest_difference(hidden(plain.model, text), hidden(mixed.model, text)) > 1e-3

@@ -16,7 +16,7 @@ from pe_bench.encodings.relative.transformer_xl import TransformerXL
 from pe_bench.encodings.relative.tupe import TUPE
 from pe_bench.model.attention import attention, choose_path
 from pe_bench.model.attention.fused import fused_attention
-from pe_bench.model.attention.reference import logits, project
+from pe_bench.model.attention.reference import logits, make_sides
 
 LAYERS, TRAIN = 2, 16
 E = TypeVar("E", bound=torch.nn.Module)
@@ -32,7 +32,7 @@ def with_parameters(encoding: E) -> E:
 
 def final_logits(layer: LayerEncoding) -> Tensor:
     """[B, H, T, T] with zeros for keys after the query."""
-    queries, keys = project(layer, X4, Q4, K4, torch.arange(T))
+    queries, keys = make_sides(layer, X4, Q4, K4, torch.arange(T))
     return logits(layer, queries, keys, 1 / math.sqrt(K))[0].detach().tril()
 
 

@@ -10,9 +10,9 @@ from pe_bench.encodings.content.repo import POSITION, RePo
 from pe_bench.encodings.content.wall import LOG_FORGET_KEY, Wall
 from pe_bench.encodings.rotary.rope import RoPE
 from pe_bench.errors import UserError
-from pe_bench.inspection.check.case import layer_inputs, worst
+from pe_bench.inspection.check.case import largest_difference, layer_inputs
 from pe_bench.inspection.speed import random_data
-from pe_bench.model.attention.reference import project
+from pe_bench.model.attention.reference import make_sides
 from pe_bench.model.decoder import build_decoder
 from pe_bench.training.trainer import Trainer
 
@@ -28,11 +28,11 @@ def test_halves_of_blocks_are_the_formula_pair_by_pair(tokens: int, strength: fl
     wall.weight.mul_(strength)
     wall.intercept.zero_()
     x, q, k, _ = layer_inputs(tokens)
-    queries, keys = project(wall, x, q, k, torch.arange(tokens))
+    queries, keys = make_sides(wall, x, q, k, torch.arange(tokens))
     passed = keys.values[LOG_FORGET_KEY].mT
     between = (passed.unsqueeze(-2) - passed.unsqueeze(-3)).clamp(max=0)
     expected = torch.einsum("bhik,bhjk,bhijk->bhij", q, k, between.exp())
-    assert worst(wall.scores(queries, keys, 1.0).tril(), expected.tril()) < 1e-13
+    assert largest_difference(wall.scores(queries, keys, 1.0).tril(), expected.tril()) < 1e-13
 
 
 @torch.no_grad()
@@ -41,7 +41,7 @@ def test_chunks_of_keys_are_the_recursion_token_by_token(tokens: int) -> None:
     torch.manual_seed(0)
     path = Path(D, H, K, rank=5).double()
     x, q, k, _ = layer_inputs(tokens)
-    queries, keys = project(path, x, q, k, torch.arange(tokens))
+    queries, keys = make_sides(path, x, q, k, torch.arange(tokens))
     w, beta = keys.values[DIRECTION].mT, keys.values[STRENGTH].unsqueeze(-1)
     reflected, rows = torch.empty(*k.shape[:2], 0, K, dtype=torch.float64), []
     for t in range(tokens):
@@ -50,7 +50,7 @@ def test_chunks_of_keys_are_the_recursion_token_by_token(tokens: int) -> None:
         reflected = torch.cat([reflected, k[:, :, t : t + 1]], -2)
         rows.append((q[:, :, t : t + 1] @ reflected.mT * K**-0.5).squeeze(-2))
     scores = path.scores(queries, keys, K**-0.5)
-    assert max(worst(scores[:, :, t, : t + 1], row) for t, row in enumerate(rows)) < 1e-11
+    assert max(largest_difference(scores[:, :, t, : t + 1], row) for t, row in enumerate(rows)) < 1e-11
 
 
 @pytest.mark.parametrize(("override", "learns"), [((), False), (("train.encoding_lr=1",), True)])
@@ -72,9 +72,9 @@ def test_darope_without_content_is_rope_within_its_training_length() -> None:
     darope.weight.zero_()
     darope.alpha.fill_(1.0)
     x, q, k, _ = layer_inputs(T)
-    sides = [project(encoding, x, q, k, torch.arange(T)) for encoding in (darope, rope)]
+    sides = [make_sides(encoding, x, q, k, torch.arange(T)) for encoding in (darope, rope)]
     scores = [queries.x @ keys.x.mT for queries, keys in sides]
-    assert worst(*scores) < 1e-9
+    assert largest_difference(*scores) < 1e-9
 
 
 @torch.no_grad()
@@ -82,7 +82,7 @@ def test_coordinates_of_darope_stay_within_the_training_length_wherever_tokens_a
     torch.manual_seed(0)
     darope = DaRoPE(D, H, K, train_length=T)
     x, q, k, _ = layer_inputs(3)
-    _, keys = project(darope, x, q, k, torch.tensor([-5, 1_000, 10**6]))
+    _, keys = make_sides(darope, x, q, k, torch.tensor([-5, 1_000, 10**6]))
     coordinates = darope.coordinate(keys)
     assert coordinates.isfinite().all() and coordinates.min() >= 0 and coordinates.max() <= T
     assert (coordinates[..., 0] < coordinates[..., 1]).all(), "before all tokens and after them"
@@ -101,12 +101,15 @@ def test_repo_with_one_position_for_all_tokens_is_nope_and_its_first_layers_are_
     assert len({id(layer) for layer in learned}) == 11, "each layer has positions of its own"
     for parameter in repo.parameters():
         parameter.zero_()
-    queries, keys = project(learned[0], x, q, k, torch.arange(T))
-    assert worst(queries.x @ keys.x.mT, q @ k.mT) < 1e-12
+    queries, keys = make_sides(learned[0], x, q, k, torch.arange(T))
+    assert largest_difference(queries.x @ keys.x.mT, q @ k.mT) < 1e-12
     of_first, of_rope = (
-        project(layer, x, q, k, torch.arange(T)) for layer in (repo.layer(4), RoPE(K).double())
+        make_sides(layer, x, q, k, torch.arange(T)) for layer in (repo.layer(4), RoPE(K).double())
     )
-    assert worst(of_first[0].x, of_rope[0].x) < 1e-12 and worst(of_first[1].x, of_rope[1].x) < 1e-12
+    assert (
+        largest_difference(of_first[0].x, of_rope[0].x) < 1e-12
+        and largest_difference(of_first[1].x, of_rope[1].x) < 1e-12
+    )
 
 
 def test_positions_of_repo_are_near_zero_before_training_and_are_trained() -> None:
@@ -116,7 +119,7 @@ def test_positions_of_repo_are_near_zero_before_training_and_are_trained() -> No
     position = repo.layer(0).prepare(x)[POSITION]
     assert position.shape == (2, H, T) and 0 < position.abs().max() < 0.1
     _, q, k, _ = layer_inputs(T)
-    queries, keys = project(repo.layer(0), x, q.float(), k.float(), torch.arange(T))
+    queries, keys = make_sides(repo.layer(0), x, q.float(), k.float(), torch.arange(T))
     (queries.x @ keys.x.mT).square().sum().backward()
     assert all(weight.grad is not None and weight.grad.abs().max() > 0 for weight in repo.parameters())
 

@@ -448,9 +448,9 @@ def test_endings_of_a_window_are_scored_alike_with_its_prefix_fed_once(tmp_path:
         lambda _, __, named: fed.append(named["input_ids"].numel()), with_kwargs=True
     )
     with torch.inference_mode():
-        ends = model.ends(tokens, ids, 30)
+        ends = model.hidden_of_ends(tokens, ids, 30)
         shared = sum(fed)
-        each = LanguageModel.ends(model, tokens, ids, 30)
+        each = LanguageModel.hidden_of_ends(model, tokens, ids, 30)
     torch.testing.assert_close(ends, each, rtol=1e-4, atol=1e-4)
     assert (shared < sum(fed) - shared) == (name != "falcon_h1")
 
@@ -474,15 +474,15 @@ def test_a_text_is_fed_from_the_first_token_on_that_differs_from_the_text_before
         lambda _, __, named: fed.append(named["input_ids"].shape[1]), with_kwargs=True
     )
     with torch.inference_mode():
-        found = [model.ends(each[None], ids, 30) for each in texts]
+        found = [model.hidden_of_ends(each[None], ids, 30) for each in texts]
         assert fed == [40, 10, 10, 20, 10, 28, 10, 40, 10, 40, 10]
-        longer = model.ends(torch.cat([text, text[:, -1:]], 1)[None], torch.arange(41), 30)
+        longer = model.hidden_of_ends(torch.cat([text, text[:, -1:]], 1)[None], torch.arange(41), 30)
         assert fed[-2:] == [41, 11], "a scaling may depend on the length of the text"
-        exact = [LanguageModel.ends(model, each[None], ids, 30) for each in texts]
-        unchanged = model.ends(text[None], ids, 30)
+        exact = [LanguageModel.hidden_of_ends(model, each[None], ids, 30) for each in texts]
+        unchanged = model.hidden_of_ends(text[None], ids, 30)
         changed = model.changed({}, dict.fromkeys(range(model.n_layers), 4))
-        after_change = changed.ends(text[None], ids, 30)
-        exact_change = LanguageModel.ends(changed, text[None], ids, 30)
+        after_change = changed.hidden_of_ends(text[None], ids, 30)
+        exact_change = LanguageModel.hidden_of_ends(changed, text[None], ids, 30)
     torch.testing.assert_close(torch.cat(found), torch.cat(exact), rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(longer[:, :10], exact[0], rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(after_change, exact_change, rtol=1e-4, atol=1e-4)

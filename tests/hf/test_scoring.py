@@ -15,8 +15,8 @@ from torch import Tensor
 from transformers.models.llama.modeling_llama import LlamaModel
 
 import pe_bench
-from pe_bench.hf.load import checkpoint_config
-from pe_bench.hf.model import CheckpointModel
+from pe_bench.hf.load import hf_model_config
+from pe_bench.hf.model import HuggingFaceModel
 from pe_bench.model.decoder import LanguageModel
 from pe_bench.runs.folder import read_config
 from pe_bench.runs.rows import Row, read_rows
@@ -42,7 +42,7 @@ def test_blocks_of_a_checkpoint_are_as_large_as_its_training_length_allows(
     tmp_path: Path, train_length: int, overrides: list[str], expected: tuple[int, int]
 ) -> None:
     folder = write_checkpoint(tmp_path / "llama", "llama", max_position_embeddings=train_length)
-    config = checkpoint_config(f"hf:{folder}", overrides, {}, {}, tmp_path / "results")
+    config = hf_model_config(f"hf:{folder}", overrides, {}, {}, tmp_path / "results")
     assert (config.eval.resolved_target_tokens(config.train.length), config.eval.targets) == expected
 
 
@@ -236,8 +236,8 @@ def test_a_probe_reads_each_text_once_and_has_the_scores_of_each_window_alone(
     for reads_once in (True, False):
         fed.append(0)
         if not reads_once:
-            monkeypatch.setattr(CheckpointModel, "reads_alike_texts_once", False)
-            monkeypatch.setattr(CheckpointModel, "ends", LanguageModel.ends)
+            monkeypatch.setattr(HuggingFaceModel, "keeps_last_text", False)
+            monkeypatch.setattr(HuggingFaceModel, "hidden_of_ends", LanguageModel.hidden_of_ends)
         folder = ("--results-dir", str(tmp_path / f"results-{reads_once}"))
         assert call("probe", "llama", *options, *folder).code == 0
         [run] = (tmp_path / f"results-{reads_once}" / "runs").iterdir()

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from support.checkpoints import edit_json, opened, write_checkpoint
 
 from pe_bench.errors import UserError
-from pe_bench.hf.load import checkpoint_config
+from pe_bench.hf.load import hf_model_config
 from pe_bench.hf.opened import train_length_of
 from pe_bench.hf.source import Source, begin_of_text, read_source
 
@@ -223,7 +223,7 @@ def test_the_bos_token_of_a_checkpoint_is_what_its_tokenizer_or_configuration_ad
     assert begin_of_text(source) == []
     for adds, begin in ((True, 256), (False, None)):
         edit_json(folder / "tokenizer_config.json", add_bos_token=adds, bos_token="<|endoftext|>")
-        about = checkpoint_config(f"hf:{folder}", [], {}, {}, folder.parent / "results").checkpoint
+        about = hf_model_config(f"hf:{folder}", [], {}, {}, folder.parent / "results").checkpoint
         assert about is not None and about.begin == begin
     for single, begin in (("<|endoftext|> $A", [256]), ("<|endoftext|> ! $A !", [256, 33]), ("$A !", [])):
         tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support.shown import NAMES, ROOT_BIAS, one
 
-from pe_bench.config.overrides import Override, with_whole_key
+from pe_bench.config.overrides import Override, with_full_key
 from pe_bench.inspection.page import options_of, page
 from pe_bench.inspection.resolve import resolve
 
@@ -53,10 +53,8 @@ def test_the_short_form_of_an_option_means_what_the_name_stands_for_and_goes_to_
     assert one("sliding_window", "window=20").config.encoding["modifiers"]["sliding_window"]["window"] == 20
     config = {"base": 1, "modifiers": {"other": {"base": 2}, "second": {"base": 3}}}
     for name, part in (("first", "encoding"), ("second", "encoding.modifiers.second")):
-        assert with_whole_key(name, config, Override("", "base", "500")) == Override(
-            "", f"{part}.base", "500"
-        )
-    assert with_whole_key("first", config, Override("", "bass", "500")) is None
+        assert with_full_key(name, config, Override("", "base", "500")) == Override("", f"{part}.base", "500")
+    assert with_full_key("first", config, Override("", "bass", "500")) is None
     labels = [subject.label for subject in resolve(["sin", "encoding=rope", "rope", "base=500"])]
     assert labels == ["sinusoidal base=500.0", "rope base=500.0"]
 

@@ -18,7 +18,7 @@ from pe_bench.encodings.logits.sink import Sink
 from pe_bench.encodings.masks.sliding_window import SlidingWindow
 from pe_bench.encodings.nope import NoPE
 from pe_bench.encodings.relative.shaw import Shaw
-from pe_bench.inspection.check.case import as_type, layer_inputs, worst
+from pe_bench.inspection.check.case import as_type, largest_difference, layer_inputs
 from pe_bench.model import attention as paths
 from pe_bench.model.attention import (
     MAX_NATIVE_TOKENS,
@@ -54,9 +54,12 @@ def test_a_window_is_the_sliding_window_of_that_many_tokens() -> None:
         unlimited = reference_attention(encoding, *arguments)
         inside = reference_attention(made(name, lambda: SlidingWindow(4)), *arguments)
         for block in (1, 2, 11):  # keys before the window of a block's first query are left out
-            assert worst(reference_attention(encoding, *arguments, window=4, block=block), inside) < 1e-12
-        assert worst(unlimited, inside) > 1e-3
-        assert worst(reference_attention(encoding, *arguments, window=11), unlimited) < 1e-12
+            assert (
+                largest_difference(reference_attention(encoding, *arguments, window=4, block=block), inside)
+                < 1e-12
+            )
+        assert largest_difference(unlimited, inside) > 1e-3
+        assert largest_difference(reference_attention(encoding, *arguments, window=11), unlimited) < 1e-12
 
 
 def test_null_logits_take_their_share_as_one_more_column_of_a_softmax_does() -> None:
@@ -65,7 +68,7 @@ def test_null_logits_take_their_share_as_one_more_column_of_a_softmax_does() -> 
     scores = (q @ k.mT * K**-0.5).masked_fill(~torch.ones(9, 9).tril().bool(), float("-inf"))
     column = encoding.get_parameter("logit")[:, None, None].expand(2, H, 9, 1)
     weights = torch.cat([scores, column], -1).softmax(-1)[..., :-1]
-    assert worst(reference_attention(encoding, x, q, k, v, torch.arange(9)), weights @ v) < 1e-14
+    assert largest_difference(reference_attention(encoding, x, q, k, v, torch.arange(9)), weights @ v) < 1e-14
     for path in (attention, reference_attention):
         inputs = layer_inputs(40, torch.float32)
         results = output_and_gradients(path, Sink(H, initial=1e4), inputs, torch.arange(40))
@@ -86,10 +89,10 @@ def test_scoring_has_the_outputs_of_the_reference(name: str, small_chunks: None)
                 arguments = (*layer_inputs(tokens), position, window)
                 exact = reference_attention(encoding, *arguments)
                 # Tables of biases are of float32 distances.
-                assert worst(attention(encoding, *arguments), exact) < 1e-6
+                assert largest_difference(attention(encoding, *arguments), exact) < 1e-6
                 needs_reference = encoding.overrides(*paths.REFERENCE_ONLY_HOOKS, "scores")
                 if not needs_reference or encoding.overrides("terms"):
-                    assert worst(fused_chunk_attention(encoding, *arguments), exact) < 1e-10
+                    assert largest_difference(fused_chunk_attention(encoding, *arguments), exact) < 1e-10
 
 
 @given(
@@ -115,8 +118,8 @@ def test_outputs_are_those_of_the_reference_at_any_length_window_and_chunk_for_a
         x, q, k, v = inputs
         of_last = attention(encoding, x, q[:, :, -queries:], k, v, torch.arange(tokens), window)
     exact = reference_attention(encoding, *inputs, torch.arange(tokens), window)
-    assert worst(found, exact) < 1e-6
-    assert worst(of_last, exact[:, :, -queries:]) < 1e-6
+    assert largest_difference(found, exact) < 1e-6
+    assert largest_difference(of_last, exact[:, :, -queries:]) < 1e-6
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -159,7 +162,10 @@ def test_a_class_that_changes_a_hook_does_not_inherit_the_faster_form_of_the_old
     arguments = (x, q.requires_grad_(trains), k.requires_grad_(trains), v, torch.arange(300))
     for encoding in (Everything(2), Halved(D, H), Doubled(K)):
         with torch.set_grad_enabled(trains):
-            assert worst(attention(encoding, *arguments), reference_attention(encoding, *arguments)) < 1e-6
+            assert (
+                largest_difference(attention(encoding, *arguments), reference_attention(encoding, *arguments))
+                < 1e-6
+            )
 
 
 NATIVE, FUSED, CHUNK, FLEX, REFERENCE = "native", "fused", "fused chunk", "fused flex", "reference"
@@ -228,4 +234,4 @@ def test_gradient_of_stick_breaking_is_that_of_the_product(window: int, size: fl
     weights = made("a broken stick").weights(scores, visible)
     (found,) = torch.autograd.grad(weights, scores, direction)
     (expected,) = torch.autograd.grad(product, scores, direction)
-    assert worst(weights, product) < 1e-12 and worst(found, expected) < 1e-12
+    assert largest_difference(weights, product) < 1e-12 and largest_difference(found, expected) < 1e-12

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pe_bench.encodings.base import LayerEncoding
 from pe_bench.encodings.bias.alibi import ALiBi
-from pe_bench.inspection.check.case import as_type, layer_inputs, worst
+from pe_bench.inspection.check.case import as_type, largest_difference, layer_inputs
 from pe_bench.model.attention import fused, reference_attention
 from pe_bench.model.attention.fused import (
     KEYS_PER_BLOCK,
@@ -70,7 +70,7 @@ def largest_relative_error(encoding: LayerEncoding, arguments: Sequence[Tensor])
     exact = as_type(arguments, torch.float64)
     for row in ROWS:
         truth = reference_attention(encoding.double(), *exact, position=position, rows=range(row, row + 1))
-        error = worst(fast[:, :, row : row + 1], truth)
+        error = largest_difference(fast[:, :, row : row + 1], truth)
         largest = max(largest, error / max(1.0, float(truth.abs().max())))
     return largest
 

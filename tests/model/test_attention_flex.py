@@ -20,10 +20,10 @@ from pe_bench.encodings.distance.streaming import Streaming
 from pe_bench.encodings.layers.local_global import Chunks
 from pe_bench.encodings.masks.sliding_window import SlidingWindow
 from pe_bench.encodings.nope import NoPE
-from pe_bench.inspection.check.case import layer_inputs, worst
+from pe_bench.inspection.check.case import largest_difference, layer_inputs
 from pe_bench.model.attention import reference_attention
 from pe_bench.model.attention.flex import FLEX_BLOCK, block_mask, can_flex, fused_flex_attention
-from pe_bench.model.attention.reference import project
+from pe_bench.model.attention.reference import make_sides
 
 BLOCKS = ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices")
 BLOCKS += ("q_num_blocks", "q_indices", "full_q_num_blocks", "full_q_indices")
@@ -43,7 +43,7 @@ def test_flex_attention_is_the_reference() -> None:
         encoding = made(name)
         with torch.no_grad():
             fast = fused_flex_attention(encoding, *arguments)
-            assert worst(fast, reference_attention(encoding, *arguments)) < 1e-6, name
+            assert largest_difference(fast, reference_attention(encoding, *arguments)) < 1e-6, name
 
 
 @pytest.mark.full
@@ -68,7 +68,7 @@ def test_masks_hold_what_is_visible_and_nothing_else(tokens: int) -> None:
         *(SlidingWindow(200), Chunks(FLEX_BLOCK), Streaming(K, cache=40), StickBreaking(), NoPE(), Strided()),
         *(WindowOfEachHead(), made("a window within chunks")),
     ):
-        queries, keys = project(encoding.double(), x, q, k, torch.arange(tokens))
+        queries, keys = make_sides(encoding.double(), x, q, k, torch.arange(tokens))
         for window in (None, 60):
             mask = block_mask(encoding, queries, keys, window)
             visible = encoding.visible(queries, keys) & (distance >= 0) & (distance < (window or tokens))

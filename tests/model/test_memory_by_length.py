@@ -14,7 +14,7 @@ from pe_bench.config.groups import config_dir
 from pe_bench.encodings.base import LayerEncoding
 from pe_bench.encodings.bias import fire
 from pe_bench.encodings.content import dape
-from pe_bench.inspection.check.case import Case, as_type, layer_inputs, layers_of
+from pe_bench.inspection.check.case import Case, as_type, distinct_layers, layer_inputs
 from pe_bench.model import accelerate
 from pe_bench.model.attention import attention, chunks, reference
 
@@ -63,6 +63,6 @@ def long_case(name: str) -> Case:
 
 @pytest.mark.parametrize("name", one_of_a_kind(NAMES))
 def test_no_tensor_grows_with_the_square_of_the_length(name: str) -> None:
-    for layer in layers_of(long_case(name).with_random_parameters()):
+    for layer in distinct_layers(long_case(name).with_random_parameters()):
         short, long = (largest_in_a_layer(layer, length) for length in (LENGTH // 2, LENGTH))
         assert long <= 2.2 * short and long < 4 * LENGTH**2

@@ -138,7 +138,7 @@ def test_the_last_tokens_alone_get_what_they_get_among_all(name: str) -> None:
     tokens_BCT[..., 61:] = tokens_of(16, batch=6, vocab_size=BYTES).view(2, 3, 16)
     flat = tokens_BCT.flatten(0, 1)
     ids = ids_of(flat)
-    assert (model.ends(tokens_BCT, ids, 60) - model.hidden(flat, ids, None, 60)).abs().max() < 1e-10
+    assert (model.hidden_of_ends(tokens_BCT, ids, 60) - model.hidden(flat, ids, None, 60)).abs().max() < 1e-10
 
 
 @torch.no_grad()
@@ -148,7 +148,7 @@ def test_windows_with_positions_of_their_own_keep_them_at_their_ends() -> None:
     tokens_BCT = tokens_of(30, batch=6, vocab_size=BYTES).view(2, 3, 30)
     ids = torch.randint(0, 200, (6, 30), generator=torch.Generator().manual_seed(1)).sort(-1).values
     whole = model.hidden(tokens_BCT.flatten(0, 1), ids, None, 20)
-    assert (model.ends(tokens_BCT, ids, 20) - whole).abs().max() < 1e-10
+    assert (model.hidden_of_ends(tokens_BCT, ids, 20) - whole).abs().max() < 1e-10
 
 
 @cache

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pe_bench.encodings.base import LayerEncoding, Side
 from pe_bench.encodings.content.fox import FoX
-from pe_bench.inspection.check.case import layer_inputs, worst
+from pe_bench.inspection.check.case import largest_difference, layer_inputs
 from pe_bench.model import attention as model_attention
 from pe_bench.model.attention import (
     MAX_NATIVE_TOKENS,
@@ -77,7 +77,7 @@ def test_output_and_gradients_are_those_of_float64() -> None:
             ours, theirs = (results(one, tensors, biased=biased) for one in (causal_attention, exactly))
             for one, other, truth in zip(ours, theirs, exact, strict=True):
                 # No worse than float32 by the textbook; that may be exact where there is little to add.
-                assert worst(one, truth) <= 4 * worst(other, truth) + 1e-6
+                assert largest_difference(one, truth) <= 4 * largest_difference(other, truth) + 1e-6
 
 
 @here
@@ -116,7 +116,7 @@ def test_what_heads_share_is_read_as_the_reference_reads_it() -> None:
         exact = output_and_gradients(reference_attention, encoding, inputs, position)
         assert largest_error(output_and_gradients(attention, encoding, inputs, position), exact) < 1e-4
         with torch.no_grad():
-            assert worst(attention(encoding, *inputs, position), exact[0]) < 1e-5
+            assert largest_difference(attention(encoding, *inputs, position), exact[0]) < 1e-5
 
 
 @here
@@ -128,7 +128,7 @@ def test_the_sums_of_fox_lose_no_digits_however_long_the_text() -> None:
     x, q, k, v = layer_inputs(1_024, torch.float32, batch=1)
     found = native_column_attention(encoding, x, q.requires_grad_(), k, v, position)
     doubles = (one.detach().double() for one in (x, q, k, v))
-    assert worst(found, reference_attention(encoding.double(), *doubles, position)) < 2e-6
+    assert largest_difference(found, reference_attention(encoding.double(), *doubles, position)) < 2e-6
 
 
 @pytest.fixture(params=["emulated tiles", "dot products", "of this processor"])
@@ -162,7 +162,7 @@ def test_half_precision_is_as_exact_as_its_type(products: None) -> None:
                 zip(results(causal_attention, tensors, biased=biased), exact, strict=True)
             ):
                 assert one.dtype == (torch.float32 if number == 4 else torch.bfloat16)
-                assert worst(one, truth) <= 4 * ROUNDING * max(1.0, float(truth.abs().max()))
+                assert largest_difference(one, truth) <= 4 * ROUNDING * max(1.0, float(truth.abs().max()))
                 error = (one.double() - truth).square().mean().sqrt()
                 assert tokens < 64 or error <= ROUNDING * truth.square().mean().sqrt()
 
@@ -202,7 +202,7 @@ def test_scoring_in_bfloat16_matches_the_reference() -> None:
         doubles = [one.double() for one in inputs]
         exact = reference_attention(encoding.double(), *doubles, position).detach()
         assert found.dtype == torch.bfloat16
-        assert worst(found, exact) <= 4 * ROUNDING * max(1.0, float(exact.abs().max()))
+        assert largest_difference(found, exact) <= 4 * ROUNDING * max(1.0, float(exact.abs().max()))
 
 
 @here

@@ -32,7 +32,7 @@ from pe_bench.encodings.relative.deberta import DeBERTa
 from pe_bench.encodings.relative.shaw import Shaw
 from pe_bench.encodings.relative.tupe import TUPE
 from pe_bench.encodings.rotary.rope import RoPE
-from pe_bench.inspection.check.case import worst
+from pe_bench.inspection.check.case import largest_difference
 
 H, K, D = 4, 8, 32  # those of `layer_inputs`
 
@@ -156,4 +156,6 @@ def output_and_gradients(
 def largest_error(found: Sequence[Tensor], exact: Sequence[Tensor]) -> float:
     """Return the largest error of any tensor, relative to its largest number where that is above 1."""
     pairs = zip(found, exact, strict=True)
-    return max(worst(one, truth) / max(1.0, float(truth.detach().abs().max())) for one, truth in pairs)
+    return max(
+        largest_difference(one, truth) / max(1.0, float(truth.detach().abs().max())) for one, truth in pairs
+    )

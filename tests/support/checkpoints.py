@@ -9,7 +9,7 @@ import torch
 
 from pe_bench.data.tokenizer import write_byte_tokenizer
 from pe_bench.hf.library import quiet
-from pe_bench.hf.opened import Opened, open_checkpoint, train_length_of
+from pe_bench.hf.opened import Opened, open_hf_model, train_length_of
 from pe_bench.hf.source import Source, load_config, read_source
 
 VOCABULARY, TRAIN_LENGTH, WINDOW = 257, 32, 16
@@ -117,7 +117,7 @@ def opened(
     config = load_config(source)
     found = train_length_of(config)
     length = train_length or (found[0] if found else TRAIN_LENGTH)
-    return open_checkpoint(source, config, length, begin, dtype, plain=plain)
+    return open_hf_model(source, config, length, begin, dtype, plain=plain)
 
 
 def edit_json(path: Path, **changes: Any) -> None:

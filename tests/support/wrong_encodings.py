@@ -387,15 +387,15 @@ class DecayOfTheFeaturesOfValues(TokenByToken, KDA):
 
 @found_by(EQUATIONS)
 class KeysOfAnyNorm(GatedDeltaNet):
-    def tokens(self, x, q, k, v):
-        return super().tokens(x, q, k, v)._replace(k=self._convolved_and_activated("k", k))
+    def recurrence_inputs(self, x, q, k, v):
+        return super().recurrence_inputs(x, q, k, v)._replace(k=self._convolved_and_activated("k", k))
 
 
 @found_by(EQUATIONS, negative=True)
 class StrengthNeverDoubled(GatedDeltaNet):
-    def tokens(self, x, q, k, v):
-        tokens = super().tokens(x, q, k, v)
-        return tokens._replace(strength=tokens.strength / 2)
+    def recurrence_inputs(self, x, q, k, v):
+        inputs = super().recurrence_inputs(x, q, k, v)
+        return inputs._replace(strength=inputs.strength / 2)
 
 
 @found_by(EQUATIONS)
@@ -440,9 +440,9 @@ class LowerBoundCutsOff(KDA):
 
 @found_by(EQUATIONS)
 class HeadsOfRetentionReversed(Retention):
-    def tokens(self, x, q, k, v):
-        tokens = super().tokens(x, q, k, v)
-        return tokens._replace(log_decay=tokens.log_decay.flip(1))
+    def recurrence_inputs(self, x, q, k, v):
+        inputs = super().recurrence_inputs(x, q, k, v)
+        return inputs._replace(log_decay=inputs.log_decay.flip(1))
 
 
 @found_by("fused")

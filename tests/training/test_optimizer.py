@@ -4,7 +4,7 @@ import pytest
 import torch
 from support.native import here
 
-from pe_bench.inspection.check.case import worst
+from pe_bench.inspection.check.case import largest_difference
 from pe_bench.training import optimizer
 from pe_bench.training.optimizer import (
     Optimizer,
@@ -63,8 +63,8 @@ def test_compiled_code_is_as_near_to_float64_as_pytorch_whatever_the_threads(sha
         exact, compiled = orthogonalise(matrices.double()), orthogonalise(matrices)
         with monkeypatch.context() as patch:
             patch.setattr(optimizer, "is_native", lambda square: False)
-            theirs = worst(orthogonalise(matrices), exact)
-        assert worst(compiled, exact) <= 2 * theirs
+            theirs = largest_difference(orthogonalise(matrices), exact)
+        assert largest_difference(compiled, exact) <= 2 * theirs
         torch.set_num_threads(3)
         assert torch.equal(orthogonalise(matrices), compiled)
         torch.set_num_threads(1)

@@ -44,9 +44,10 @@ def chosen_lengths(config: Config, asked: Sequence[int] | None) -> list[int]:
 def plan_targets(
     asked: Sequence[int] | None, config: Config, evaluation: EvalConfig, data: Data
 ) -> list[Plan]:
-    """Return the plans of the scored targets at each length, then the plans of the targets to fit on.
+    """Return the plans of the scored targets, then of the targets to fit on if there are any, at each length.
 
-    asked: lengths in tokens, beyond the training length. Raises `UserError` where no document is long enough.
+    The training length is one of the lengths. asked: as in `chosen_lengths`. evaluation: the section `eval`
+    that chooses the targets. Raises `UserError` where no document is long enough.
     """
     lengths = [config.train.length, *chosen_lengths(config, asked)]
     count = evaluation.targets
@@ -94,8 +95,8 @@ class Bench:
     def train_length(self) -> int:
         return self.job.config.train.length
 
-    def fitted_per_scored(self, length: int) -> float:
-        """Return how many windows are still to be read for a fit at a length, for each window scored there.
+    def fit_windows_ratio(self, length: int) -> float:
+        """Return the number of windows still to read for a fit at a length over the number scored there.
 
         The ratio is the same at the training length. It is 0 if nothing is left to fit.
         """
@@ -104,7 +105,10 @@ class Bench:
         return len(self.fitted_on[length].windows) / len(self.plans[length].windows)
 
     def subject(self, length: int) -> ModelAtLength:
-        """Return the model to change at a length, with the factors fitted at this length."""
+        """Return the model to change at a length, the training length or a longer one.
+
+        At a longer length, it has the factors fitted at this length, if there are documents to fit on.
+        """
         if length not in self._subjects:
             first = self.plans[length].windows[0].first
             subject = ModelAtLength(self.job.model, self.train_length, length, first)
@@ -126,7 +130,7 @@ class Bench:
         return Scorer(model, self.job.data.validation, self.job.config.eval)
 
     def unchanged_levels(self, length: int) -> np.ndarray | str:
-        """Return the unchanged model's level of each document, or why it cannot be scored at this length."""
+        """Return the unchanged model's levels as `levels` does, or the reason why the length has no score."""
         plan = self.plans[length]
         ((_, scored),) = self._scorer(self.job.model).scores([plan])
         if scored.status != "ok":
@@ -134,10 +138,11 @@ class Bench:
         return self._document_levels(plan, scored)
 
     def levels(self, model: LanguageModel, length: int) -> np.ndarray:
-        """Return a changed model's loss in bits per byte on each document, or on parts of few documents.
+        """Return a changed model's level on each document, or on each part of it if documents are few.
 
-        The layers below the first changed layer have the outputs of the unchanged model, so they are computed
-        once for all models with this first changed layer.
+        Levels are in bits per byte, or in nats per token where the tokenizer loses text. The layers below the
+        first changed layer have the outputs of the unchanged model, so they are computed once for all models
+        with this first changed layer.
         """
         plan = self.plans[length]
         unchanged = self.job.model
@@ -157,7 +162,7 @@ class Bench:
 
     @property
     def clusters(self) -> np.ndarray:
-        """Return the cluster of each target, int64 [targets]: its document, or its part of few documents."""
+        """Return the cluster of each target, int64 [targets]: its document, or a part of the document."""
         plan = self.plans[self.train_length]
         nothing = np.zeros(plan.targets, np.float32)
         return scores_of(plan, self.job.data.validation, nothing).clusters.index
@@ -177,7 +182,7 @@ class Bench:
         return kept
 
     def _document_levels(self, plan: Plan, scored: Scored) -> np.ndarray:
-        """Return the bits per byte of each document, or of each part of a document if documents are few."""
+        """Return the level of each document, or of each part of a document if documents are few."""
         scores = scores_of(plan, self.job.data.validation, scored.nll)
         _, levels = scores.by_cluster()
         return levels

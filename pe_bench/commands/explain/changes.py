@@ -28,7 +28,7 @@ from torch import Tensor
 from pe_bench.encodings.base import LayerEncoding, PositionalEncoding, ScoreTerm, Side
 from pe_bench.encodings.compose import Stack, leaves_of, stack
 from pe_bench.encodings.rotary.rope import Layout, RoPE, rotate
-from pe_bench.encodings.scalings.rope_scaling import Scaled, rotation_at
+from pe_bench.encodings.scalings.rope_scaling import ScaledRotation, rotation_at
 from pe_bench.model.attention.reference import select_tokens
 from pe_bench.model.decoder import LanguageModel
 
@@ -50,7 +50,7 @@ WAVELENGTH_BANDS = ((0.0, 1.0), (1.0, 4.0), (4.0, 16.0), (16.0, math.inf))
 
 @dataclass(frozen=True)
 class ModelAtLength:
-    """A trained model, and the length past its training length for which it is changed."""
+    """A trained model, and the length of the texts for which it is changed: the training length or longer."""
 
     model: LanguageModel
     train_length: int
@@ -433,7 +433,7 @@ def _with_frequencies(layer: RoPE, frequencies: Tensor) -> RoPE:
 
 
 def _maker_of_frozen_pairs(band: tuple[float, float]) -> LayerMaker:
-    """Make the change that freezes pairs with wavelengths in the band. band: its ends, in tokens."""
+    """Return the maker of layers that do not rotate pairs with wavelengths in `band`, its ends in tokens."""
 
     def layer_with_frozen_pairs(subject: ModelAtLength, number: int) -> ChangedLayer | str:
         leaves = leaves_of(subject.model.layer(number))
@@ -464,7 +464,9 @@ def is_in_band(frequencies: Tensor, low: float, high: float) -> Tensor:
     return (wavelengths > low) & (wavelengths <= high) & (frequencies > 0)
 
 
-def _leaf_with_frozen_pairs(leaf: LayerEncoding, rotation: Scaled, is_frozen: Tensor) -> LayerEncoding:
+def _leaf_with_frozen_pairs(
+    leaf: LayerEncoding, rotation: ScaledRotation, is_frozen: Tensor
+) -> LayerEncoding:
     """Return a rotary encoding whose pairs `is_frozen`, bool [pairs], are not rotated."""
     kept = rotation.frequencies.masked_fill(is_frozen, 0)
     if isinstance(leaf, RoPE):

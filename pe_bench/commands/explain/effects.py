@@ -1,6 +1,6 @@
 """How much of what a model loses at longer texts a change restores, and the sentence that follows.
 
-With the levels of the same targets by document, in bits per byte,
+With the levels of the same targets by document, in bits per byte (in nats per token if bytes are unknown),
 
     lost = level at n - level at the training length
     restored = level at n - level at n with the change
@@ -204,7 +204,7 @@ def _clause_on_other_kinds(whole: Sequence[Effect], named_change: str) -> str:
 
 
 def worst_layer(losses: Sequence[Loss], effects: Sequence[Effect]) -> int | None:
-    """Return the number of the layer in which a change alone restores most; None without a share.
+    """Return the number of the layer in which one change restores the largest share; None without a share.
 
     Shares are of the longest length with a sure loss. A change of one head of the layer counts too.
     """
@@ -213,7 +213,10 @@ def worst_layer(losses: Sequence[Loss], effects: Sequence[Effect]) -> int | None
 
 
 def best_effect(effects: Iterable[Effect], losses: Sequence[Loss]) -> Effect | None:
-    """Return the effect with the largest share at the longest length with a sure loss; None without any."""
+    """Return the effect with the largest share of the loss at the longest length with a sure loss.
+
+    Returns None if no effect has a share there.
+    """
     longest = max((loss.length for loss in losses if loss.is_sure), default=0)
     return max(_effects_with_share(effects, longest), key=_mean_share, default=None)
 

@@ -31,7 +31,7 @@ from pe_bench.commands.job import with_weights
 from pe_bench.encodings.base import LengthError
 from pe_bench.errors import RunError, require
 from pe_bench.report.verdicts import unlearned
-from pe_bench.runs.find import ScoredRuns, find_runs, is_checkpoint, read_anchors, without_tries
+from pe_bench.runs.find import ScoredRuns, find_runs, is_hf_name, read_anchors, without_tries
 from pe_bench.runs.folder import RunFolder
 from pe_bench.runs.rows import Row
 from pe_bench.system.cost import Cost, count, expect, print_cost_once
@@ -60,7 +60,7 @@ def explain_runs(names: Sequence[str], by: Sequence[str], request: Evaluation) -
     """
     for each in by:
         check_type(each, ByOption, "--by")
-    benches = [load_bench(name, request) for name in _find_runs_or_checkpoint(names, request)]
+    benches = [load_bench(name, request) for name in _find_runs_or_hf_model(names, request)]
     first = benches[0].job
     for bench in benches[1:]:
         job = bench.job
@@ -91,9 +91,9 @@ def explain_runs(names: Sequence[str], by: Sequence[str], request: Evaluation) -
     )
 
 
-def _find_runs_or_checkpoint(names: Sequence[str], request: Evaluation) -> list[str | Path]:
+def _find_runs_or_hf_model(names: Sequence[str], request: Evaluation) -> list[str | Path]:
     """Return the folders of the runs with these names, or the name of the one Hugging Face model."""
-    if any(map(is_checkpoint, names)):
+    if any(map(is_hf_name, names)):
         text = ", ".join(names)
         require(len(names) == 1, f"give one checkpoint at a time, not {text}")
         return [*names]
@@ -261,7 +261,7 @@ class Explainer:
     def _expect_cost(self, planned: Sequence[tuple[Change, Place]]) -> None:
         """Report the cost of all lengths and of the planned changes, before longer lengths are scored.
 
-        The cost is taken to grow in proportion to the length, and something to be lost at each length.
+        The cost is assumed to be proportional to the length, and every length to have a sure loss.
         """
         for length in self.lengths:
             self.seconds[length] = self.seconds[self.train_length] * length / self.train_length
@@ -270,6 +270,7 @@ class Explainer:
         self._expect_seconds(unchanged + self._seconds_of(experiments))
 
     def _expect_seconds(self, seconds: float) -> None:
+        """Report the expected seconds of the work, and the cores in use."""
         job = self.benches[0].job
         expect(seconds, cores_of(job.device, job.threads))
 
@@ -287,8 +288,9 @@ class Explainer:
     def _effects_of_changes(
         self, planned: Sequence[tuple[Change, Place]], losses: Sequence[Loss]
     ) -> list[Effect]:
-        """Return the effect of each change at each length with a sure loss, and at the training length.
+        """Return the effect of each change at each length with a sure loss.
 
+        A change that also acts on texts of the training length has an effect at the training length too.
         planned: each change with its place.
         """
         lost = {loss.length: loss for loss in losses if loss.is_sure}
@@ -317,12 +319,15 @@ class Explainer:
         return scoring + sum(map(self._seconds_to_fit, lengths))
 
     def _seconds_to_fit(self, length: int) -> float:
-        """Return the expected seconds of the passes for a fit at a length, without computing entropies."""
+        """Return the expected seconds of the passes for a fit at a length; entropies take more time."""
         once = self.seconds[length] + self.seconds[self.train_length]
-        return once * self.benches[0].fitted_per_scored(length)
+        return once * self.benches[0].fit_windows_ratio(length)
 
     def _seconds_to_score(self, experiment: Experiment) -> float:
-        """Return the expected seconds to score a change, without the layers below it, which changes share."""
+        """Return the expected seconds to score a change.
+
+        The layers below the first changed layer do not count, because changes share their outputs.
+        """
         has_parts = self.benches[0].job.model.has_parts
         shared = experiment.place.layers[0] if has_parts else 0
         return self.seconds[experiment.length] * (1 - shared / self.n_layers)

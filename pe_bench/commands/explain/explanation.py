@@ -132,7 +132,10 @@ def _loss_cell(loss: Loss) -> Cell:
 
 
 def _half_width(interval: Interval, form: str, factor: float = 1) -> str:
-    """Return ` ± ` and half the interval's width times a factor; empty for an infinite interval."""
+    """Return ` ± ` and half the interval's width times a factor; empty for an infinite interval.
+
+    form: the format of the number, such as `.2g`.
+    """
     half = factor * (interval.high - interval.low) / 2
     return f" ± {half:{form}}" if math.isfinite(half) else ""
 
@@ -254,7 +257,10 @@ def _csv_row(**values: Any) -> dict[str, Any]:
 
 
 class CsvNumbers(NamedTuple):
-    """The numbers in the CSV text of an explanation; intervals have no spread, effects no words."""
+    """The numbers in the CSV text of an explanation.
+
+    The text lacks the `spread` and the `documents` of intervals and the `words` of effects: they are empty.
+    """
 
     losses: list[Loss]
     effects: list[Effect]

@@ -42,7 +42,7 @@ class QueryBlock(NamedTuple):
 
 
 class Observer:
-    """Gets the logits or the state of each layer in each pass.
+    """Receives the logits or the state of each layer in each pass.
 
     queries: the indices of the observed queries. shift: the number of positions by which
     `QueryBlock.far_queries` are further from the keys.
@@ -52,13 +52,13 @@ class Observer:
         self.queries, self.shift = queries, shift
 
     def see_softmax(self, number: int, blocks: Iterator[QueryBlock]) -> None:
-        """Get the logits of layer `number`.
+        """Receive the logits of layer `number`.
 
         blocks: blocks of queries in rising order, with all their keys.
         """
 
     def see_recurrent(self, number: int, state: State) -> None:
-        """Get the state that a pass leaves in layer `number`, a layer without softmax."""
+        """Receive the state that a pass leaves in layer `number`, a layer without softmax."""
 
 
 class ObservedLayer(Wrapper):

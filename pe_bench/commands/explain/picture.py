@@ -112,10 +112,10 @@ def _draw_measures(
 
 
 def _rows_of_places(effects: Sequence[Effect], measures: Sequence[LayerMeasure]) -> list[list[Place | None]]:
-    """Return the places of the panels: all and single layers; the quarters of a deep model above its layers.
+    """Return rows of panels, each panel a place: all layers together, then single layers.
 
-    None is an empty panel. Single layers are those changed alone, or all layers if none was; at most
-    `MAX_LAYERS`.
+    A deep model has two rows: all layers and the quarters, then single layers. None is an empty panel. The
+    single layers are the layers that were changed alone, or else the measured layers; at most `MAX_LAYERS`.
     """
     places = dict.fromkeys(effect.place for effect in effects if effect.place.head is None)
     everything = next((place for place in places if place.is_all), None)

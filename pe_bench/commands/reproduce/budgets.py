@@ -133,7 +133,7 @@ def budget_agreements(budgets: Sequence[BudgetResult]) -> list[BudgetAgreement]:
     """Return the agreement of each larger budget with the smallest budget in the order of encodings.
 
     The smallest budget is the first at which three encodings have learned. A larger budget is left out if
-    fewer than three have learned at both.
+    fewer than three encodings have learned at both budgets.
     """
     levels_by_tokens: dict[int, dict[str, float]] = {}
     for budget in budgets:
@@ -228,7 +228,7 @@ class Panel:
 
     title: str
     value: Callable[[BudgetResult], float | None]  # returns the number of a budget; None if it was not scored
-    is_change: bool = True
+    is_change: bool = True  # whether the number is a change; else it is a level
 
 
 def draw_budgets(budgets: Sequence[BudgetResult], study: Study, path: Path) -> None:

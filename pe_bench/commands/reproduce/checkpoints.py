@@ -1,4 +1,4 @@
-"""The sweeps of a study that score a pretrained checkpoint under several encodings, and train nothing."""
+"""The sweeps of a study that score a Hugging Face model under several encodings, and train nothing."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,8 +8,11 @@ from pe_bench.errors import RunError, require
 from pe_bench.system.terminal import say
 
 
-def require_checkpoints(study: Study, models: Path | None) -> None:
-    """Raise `UserError` where the folder `models` lacks a checkpoint of the study, and say how to get it."""
+def require_hf_models(study: Study, models: Path | None) -> None:
+    """Raise `UserError` where the folder `models` lacks a Hugging Face model of the study.
+
+    The error says how to get the model. A folder is an error too if the study has no such model.
+    """
     sweeps = [sweep for sweep in study.sweeps if sweep.checkpoint]
     require(
         bool(sweeps) or models is None, f"--models has no effect on {study.name}, which has no checkpoints"
@@ -23,7 +26,7 @@ def require_checkpoints(study: Study, models: Path | None) -> None:
         require(is_there, f"{needs}, and {models / sweep.checkpoint} is no folder: {way_out}")
 
 
-def score_checkpoint(
+def score_hf_model(
     study: Study,
     sweep: Sweep,
     scored_with: Sequence[str],
@@ -36,7 +39,7 @@ def score_checkpoint(
     Changes are measured from the study's length, which may be below the model's training length. Returns the
     step with the run and its rows.
 
-    machine: overrides that change no result. models: the folder that has the checkpoint's folder. Raises
+    machine: overrides that change no result. models: the folder that has the model's folder. Raises
     `RunError` where a score fails.
     """
     from pe_bench.commands.evaluate import Evaluation, prepare

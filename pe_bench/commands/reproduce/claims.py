@@ -106,7 +106,7 @@ class StudyScores(Protocol):
         ...
 
     def context_use(self, series: Series, length: int) -> ContextUse | None:
-        """Return whether text beyond the training length is used, and what it gains; None if unknown."""
+        """Return whether text beyond the training length is used, and its gain; None if unknown."""
         ...
 
     def verdicts(self, series: Series, protocol: str) -> dict[int, str]:
@@ -266,7 +266,7 @@ class Measurements:
         return sliced
 
     def context_use(self, series: Series, length: int) -> ContextUse | None:
-        """Return whether text beyond the training length is used, by the controls; None without a score."""
+        """Return whether text beyond the training length is used, and its gain; None without controls."""
         swaps = self.rows_at(series, length, "paired", "swap")
         windows = self.rows_at(series, length, "paired", "window")
         if not swaps and not windows:
@@ -407,7 +407,10 @@ class Judged:
 
 
 def judge_claim(claim: Claim, scores: StudyScores) -> Judged:
-    """Return a claim with its outcome by our runs; unclear if they lack scores for the claim."""
+    """Return a claim with its outcome by our runs.
+
+    The outcome is unclear if the claim lacks scores, or if one of its encodings has not learned.
+    """
     length = round(claim.at * scores.length)
     if claim.protocol != TASK or length > scores.length:  # a claim may be about whether a task is learned
         for series in dict.fromkeys(series_of(claim)):
@@ -496,7 +499,11 @@ def _judge_between(interval: Interval, low: float | None, high: float | None) ->
 
 
 def _judge_holding(claim: Claim, scores: StudyScores, length: int) -> Judgement:
-    """Judge at the first length that surely breaks, or does not surely hold, else at the claim's length."""
+    """Judge whether a series holds at all lengths up to `length`.
+
+    The deciding length is the first at which the series degrades or fails, else the first at which it does
+    not surely hold, else `length`.
+    """
     series, _ = series_of(claim)
     all_verdicts = scores.verdicts(series, claim.protocol)
     verdicts = {at: verdict for at, verdict in all_verdicts.items() if at <= length}
@@ -534,7 +541,10 @@ def _lengths_of_break(broken: Mapping[int, str], held: Mapping[int, str]) -> set
 
 
 def _judge_reading(claim: Claim, scores: StudyScores, length: int) -> Judgement:
-    """Judge whether far text is used, by `judge_context`; the number is what other far text costs."""
+    """Judge whether far text is used, by `judge_context`.
+
+    The number is the rise of the level when another document's text replaces the far text.
+    """
     use = scores.context_use(series_of(claim)[0], length)
     if use is None or use.swap_gain is None:
         return "unclear", Number(missing=use.missing if use else NOT_SCORED), length

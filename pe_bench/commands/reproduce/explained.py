@@ -69,7 +69,7 @@ def stored_shares(pieces: StoredPieces) -> list[RestoredShares]:
 
 
 def draw_explanations(pieces: StoredPieces, folder: Path) -> list[Path]:
-    """Draw what each stored explanation says of each layer, and return the pictures.
+    """Draw the numbers of each stored explanation by layer, and return the paths of the pictures.
 
     A model without a sure loss at a longer length has no picture. folder: the folder of the pictures.
     """

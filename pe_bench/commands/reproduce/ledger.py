@@ -95,7 +95,11 @@ class LedgerEntry:
 
     @property
     def outcome(self) -> str:
-        """Return one of `OUTCOMES`; an unclear setting counts only if no setting decides."""
+        """Return the outcome that the claim's file states, else one of `OUTCOMES` by all settings.
+
+        An unclear setting counts only if no setting holds or contradicts. If some settings hold and others
+        contradict, the outcome changes with size or budget.
+        """
         if self.claim.outcome:
             return self.claim.outcome
         outcomes = {answer.outcome for answer in self.answers}
@@ -257,7 +261,7 @@ def spell_answers(answers: Sequence[ClaimAnswer]) -> str:
 
 
 def outcome_count_lines(entries: Sequence[LedgerEntry]) -> Iterator[str]:
-    """Yield a line with the number of claims by outcome, then a line with the numbers of predictions."""
+    """Yield a line with the number of claims by outcome, if any, then a line on predictions, if any."""
     claims = Counter(entry.outcome for entry in entries if not entry.claim.rule)
     if claims:
         counts = [f"{claims[outcome]} {SHORT_OUTCOMES.get(outcome, outcome)}" for outcome in OUTCOMES]

@@ -70,7 +70,7 @@ def judge_study(study: Study, scores: Measurements, table: Sequence[LevelRow]) -
 def levels_of(
     rows: Mapping[str, Iterable[Row]], variant: str, machines: Callable[[Sequence[Row]], str]
 ) -> list[LevelRow]:
-    """Return the rows of a table: the level of each encoding, length and control of a sweep, seeds averaged.
+    """Return the rows of a table: the mean level of each group of rows that differ only in their seeds.
 
     rows: the rows of each sweep's runs. variant: full or quick. machines: returns the machines on which the
     runs of rows were trained.
@@ -171,7 +171,7 @@ def stored_levels(study: Study) -> list[LevelRow]:
 def count_stored_runs(study: Study) -> int:
     """Return the number of runs in full size whose levels are in a study's table.
 
-    A Hugging Face model counts once for each encoding that it is scored with, as in `Study.runs`.
+    A Hugging Face model counts once for each encoding that it is scored with, as in `Study.n_runs`.
     """
     checkpoints = {sweep.name for sweep in study.sweeps if sweep.checkpoint}
     seeds_of_runs: dict[tuple[str, str], int] = {}

@@ -6,11 +6,11 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pe_bench.commands.reproduce.checkpoints import require_checkpoints, score_checkpoint
+from pe_bench.commands.reproduce.checkpoints import require_hf_models, score_hf_model
 from pe_bench.commands.reproduce.pieces import Piece, pieces_of
 from pe_bench.commands.reproduce.study import STDLIB, FinishedStep, ScoringStep, Study, Sweep
 from pe_bench.config.schema import Config
-from pe_bench.config.sweeps import Planned, Typed, label_of, plan_job, plan_jobs, sort_by_use
+from pe_bench.config.sweeps import PlannedJob, SortedOverrides, label_of, plan_job, plan_jobs, sort_by_use
 from pe_bench.errors import RunError
 from pe_bench.runs.folder import read_config
 from pe_bench.system.terminal import say
@@ -36,7 +36,7 @@ class StudyRuns:
         runs_of_sweeps: dict[str, Sequence[str]] = {"": ()}
         for sweep in self.study.sweeps:
             if sweep.checkpoint:
-                yield self._score_checkpoint(sweep, sweep.scored_with)
+                yield self._score_hf_model(sweep, sweep.scored_with)
                 continue
             trained = self._train_sweep(sweep, runs_of_sweeps[sweep.parent_sweep])
             runs_of_sweeps[sweep.name] = trained.runs
@@ -53,7 +53,7 @@ class StudyRuns:
         for scoring in self.study.scorings:
             encodings += scoring.scored_with or []
         read_with(encodings, self.study.search)
-        require_checkpoints(self.study, self.models)
+        require_hf_models(self.study, self.models)
 
     def make_piece(self, piece: Piece) -> list[FinishedStep]:
         """Make the runs of one piece that are not stored, and return its steps; finished work is reused."""
@@ -61,21 +61,21 @@ class StudyRuns:
         sweep = next(each for each in self.study.sweeps if plain in pieces_of(self.study, each))
         if sweep.checkpoint:
             others = [] if piece.encoding in sweep.encodings else [piece.encoding]
-            return [self._score_checkpoint(sweep, others)]
+            return [self._score_hf_model(sweep, others)]
         one = replace(sweep, encodings=[piece.encoding])
         trained = self._train_sweep(one, self._runs_of_parent(sweep), stored=len(piece.runs))
         return [trained, *self._score_again(one, trained)]
 
-    def _score_checkpoint(self, sweep: Sweep, scored_with: Sequence[str]) -> FinishedStep:
+    def _score_hf_model(self, sweep: Sweep, scored_with: Sequence[str]) -> FinishedStep:
         assert self.models is not None, "checked before"
-        return score_checkpoint(self.study, sweep, scored_with, self.machine, self.models, self.results_dir)
+        return score_hf_model(self.study, sweep, scored_with, self.machine, self.models, self.results_dir)
 
     def _runs_of_parent(self, sweep: Sweep) -> Sequence[str]:
         """Train the missing runs of the parent sweep, and return the names of its runs; empty without one."""
         if not sweep.parent_sweep:
             return ()
-        source = self.study.sweep(sweep.parent_sweep)
-        return self._train_sweep(source, self._runs_of_parent(source)).runs
+        parent = self.study.sweep(sweep.parent_sweep)
+        return self._train_sweep(parent, self._runs_of_parent(parent)).runs
 
     def _score_again(self, sweep: Sweep, trained: FinishedStep) -> Iterator[FinishedStep]:
         """Score a sweep's trained runs by each scoring of the study, and yield a step for each."""
@@ -93,10 +93,10 @@ class StudyRuns:
                 runs.append(run)
         return replace(trained, runs=tuple(runs))
 
-    def _train_sweep(self, sweep: Sweep, sources: Sequence[str], stored: int = 0) -> FinishedStep:
+    def _train_sweep(self, sweep: Sweep, parents: Sequence[str], stored: int = 0) -> FinishedStep:
         """Run a sweep from the first seed that is not stored. stored: the number of stored seeds.
 
-        Raises `RunError` or `Stopped` if a run fails or is stopped.
+        parents: the runs of the parent sweep. Raises `RunError` or `Stopped` if a run fails or is stopped.
         """
         from pe_bench.commands.sweep.run import launch
 
@@ -105,21 +105,21 @@ class StudyRuns:
         if stored:
             seeds += f" ({stored} stored)"
         say(f"{name}: {', '.join(sweep.encodings)}, {seeds}")
-        summary = launch(self._jobs(sweep, sources, stored), self._sorted_overrides(sweep).launcher_overrides)
+        summary = launch(self._jobs(sweep, parents, stored), self._sorted_overrides(sweep).launcher_overrides)
         summary.end()
         paths = [Path(state.run) for state in summary.states if state.run is not None]
         runs = dict.fromkeys(path.name for path in paths)
         keys = chain.from_iterable(state.keys for state in summary.states)
         return FinishedStep(sweep.name, tuple(runs), set(map(tuple, keys)))
 
-    def _sorted_overrides(self, sweep: Sweep) -> Typed:
-        """Return the overrides of all runs of a sweep."""
+    def _sorted_overrides(self, sweep: Sweep) -> SortedOverrides:
+        """Return the overrides that all runs of a sweep share, sorted by use."""
         return sort_by_use([*self.study.shared_overrides(sweep), *self.machine])
 
-    def _jobs(self, sweep: Sweep, sources: Sequence[str], stored: int) -> list[Planned]:
-        """Return a job for each encoding of a sweep and each seed that is not stored, or each needed run."""
+    def _jobs(self, sweep: Sweep, parents: Sequence[str], stored: int) -> list[PlannedJob]:
+        """Return a job for each encoding and each parent run of a sweep, or each seed that is not stored."""
         overrides = self._sorted_overrides(sweep).job_overrides
-        values_of_each = self._values_of_runs(sweep, sources, stored)
+        values_of_each = self._values_of_runs(sweep, parents, stored)
         jobs = []
         for encoding in sweep.encodings:
             choice = [f"encoding={encoding}"]
@@ -134,19 +134,19 @@ class StudyRuns:
                     jobs.append(replace(job, label=label_of(words, encoding)))
         return jobs
 
-    def _values_of_runs(self, sweep: Sweep, sources: Sequence[str], stored: int) -> dict[str, dict[str, Any]]:
+    def _values_of_runs(self, sweep: Sweep, parents: Sequence[str], stored: int) -> dict[str, dict[str, Any]]:
         """Return the own values of each run of an encoding, by the word for its label, such as `seed=1`.
 
-        sources: the runs of the parent sweep. stored: the number of stored seeds, which are left out.
+        parents: the runs of the parent sweep. stored: the number of stored seeds, which are left out.
         """
         if not sweep.parent_sweep:
             seeds = range(stored, self.study.seeds_of(sweep))
             return {f"seed={seed}": {"seed": seed} for seed in seeds}
         key = "train.from" if sweep.after else "train.beside"
         values = {}
-        for source in sources:
-            seed = read_config(self.results_dir / "runs" / source).seed
-            values[f"{key}={source}"] = {key: source, "seed": seed}
+        for parent in parents:
+            seed = read_config(self.results_dir / "runs" / parent).seed
+            values[f"{key}={parent}"] = {key: parent, "seed": seed}
         return values
 
     def _sweep_config(self, sweep: Sweep) -> Config:

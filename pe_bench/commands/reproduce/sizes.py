@@ -42,7 +42,7 @@ class SizeResult:
 
     sweep: str
     parameters: int  # the parameters of the model with this encoding
-    is_own: bool  # the sweep has training tokens for its own size, not the study's tokens
+    has_own_tokens: bool  # no other sweep has the model, or its training tokens are not the study's
     budget: BudgetResult
     far: (
         Interval | None
@@ -82,7 +82,7 @@ def _size_result(study: Study, sweep: Sweep, series: Series, scores: Measurement
     return SizeResult(
         sweep=sweep.name,
         parameters=rows[0].parameters,
-        is_own=is_only or sweep.tokens not in (0, study.tokens),
+        has_own_tokens=is_only or sweep.tokens not in (0, study.tokens),
         budget=budget,
         far=far.interval,
         farthest=farthest.interval,
@@ -113,9 +113,10 @@ class SizeAgreement:
 
 
 def size_agreements(sizes: Sequence[SizeResult], scores: Measurements) -> list[SizeAgreement]:
-    """Return the agreement of each two sweeps with three encodings in common, at each of `ORDERED_AT_TIMES`.
+    """Return the agreement of each two sweeps at each of `ORDERED_AT_TIMES`.
 
-    Runs that are scored under another encoding than their own have no part in the order.
+    Two sweeps are compared if at least three encodings have learned in both. Runs that are scored under
+    another encoding than their own have no part in the order.
     """
     found = []
     encodings_of_sweeps: dict[str, list[str]] = {}
@@ -236,8 +237,8 @@ def _draw_figure(sizes: Sequence[SizeResult], study: Study) -> "Figure":
     styles = paper.styles_of(size.encoding for size in sizes)
     for encoding, alike in grouped(sizes, lambda size: size.encoding).items():
         style = styles[encoding]
-        own = [size for size in alike if size.is_own and size.far]
-        others = [size for size in alike if not size.is_own and size.far]
+        own = [size for size in alike if size.has_own_tokens and size.far]
+        others = [size for size in alike if not size.has_own_tokens and size.far]
         x = [size.parameters for size in own]
         y = [size.far.mean for size in own if size.far]
         axes.plot(x, y, color=style.colour, marker=style.marker, linestyle=style.stroke, label=encoding)

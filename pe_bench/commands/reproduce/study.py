@@ -96,7 +96,7 @@ class Study:
     scorings: tuple[ScoringStep, ...] = ()
     # With a table and a picture by training tokens or by parameters of the model.
     over: Literal["", "tokens", "parameters"] = ""
-    explains: bool = False
+    explains: bool = False  # whether `explain` explains the runs
     name: str = ""  # the name of the file
     path: Path = Path()
     size: str = "full"  # or quick for a toy
@@ -104,7 +104,7 @@ class Study:
     search: tuple[Path, ...] = ()  # folders with the user's own YAML
 
     @property
-    def runs(self) -> int:
+    def n_runs(self) -> int:
         """Return the number of runs; a run that two sweeps of one name share counts once."""
         seeds_of_encodings: dict[tuple[str, str], int] = {}
         for sweep in self.sweeps:

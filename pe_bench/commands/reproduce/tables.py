@@ -38,7 +38,10 @@ class TableScores:
         return {level["encoding"] for level in self._level_of.values() if level["sweep"] == sweep}
 
     def unlearned(self, series: Series) -> str:
-        """Return the reason why a series counts as not learned; empty for a first stage on text."""
+        """Return the reason why a series counts as not learned; empty if it counts as learned.
+
+        A first stage on text counts as learned, a later stage does not: a table has no score of n-grams.
+        """
         answers = self.task_result(self._as_trained(series), self.length)
         if answers:
             return "" if answers[1] == "solves" else UNLEARNED_REASONS["task"]
@@ -98,12 +101,13 @@ class TableScores:
         return series.label or next(trained, "")
 
     def _as_trained(self, series: Series) -> Series:
+        """Return the series of the same runs, scored with the encoding that they were trained with."""
         return Series(self._level_label(series).partition(" -> ")[0], series.sweep)
 
     def _difference_of_sums(self, plus: Sequence[tuple], minus: Sequence[tuple]) -> Number:
         """Return the sum of the levels `plus` less the sum of the levels `minus`.
 
-        plus, minus: the series, length, protocol and control of each level.
+        plus, minus: the series, length, protocol and, unless it is `none`, control of each level.
         """
         first = [self._find_level(*place) for place in plus]
         second = [self._find_level(*place) for place in minus]

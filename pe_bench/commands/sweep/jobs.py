@@ -24,7 +24,7 @@ import yaml
 
 from pe_bench.config.parse import parse_config, to_plain
 from pe_bench.config.schema import Config
-from pe_bench.config.sweeps import Planned
+from pe_bench.config.sweeps import PlannedJob
 from pe_bench.errors import RunError, UserError, first_line
 from pe_bench.system import signals
 from pe_bench.system.cost import report_cost_to
@@ -103,7 +103,7 @@ class LaunchedSweep:
                 return written
         return state
 
-    def write_job(self, number: int, job: Planned) -> None:
+    def write_job(self, number: int, job: PlannedJob) -> None:
         """Write a job for the process that will run it, as a file that a person can read."""
         file = self.file(number, "yaml")
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -111,11 +111,11 @@ class LaunchedSweep:
         values = {"label": job.label, "search": search, "config": to_plain(job.config)}
         write_text(file, yaml.safe_dump(values, sort_keys=False, allow_unicode=True))
 
-    def read_job(self, number: int) -> Planned:
+    def read_job(self, number: int) -> PlannedJob:
         """Return a job that `write_job` wrote. Raises `OSError`, `YAMLError` and `UserError`."""
         values = yaml.safe_load(self.file(number, "yaml").read_text(encoding="utf-8"))
         search = [Path(folder) for folder in values["search"]]
-        return Planned(values["label"], parse_config(values["config"], search))
+        return PlannedJob(values["label"], parse_config(values["config"], search))
 
     def file(self, number: int, suffix: str) -> Path:
         """Return a job's file.
@@ -242,7 +242,7 @@ class JobProgress:
         self.change(at_once=is_first, has_worked=True, share=done / self.total, text=text)
 
     def expect(self, seconds: float, cores: int) -> None:
-        """Record the expected cost, once."""
+        """Record the expected cost, unless a cost is already recorded."""
         if not self.state.expected:
             self.change(at_once=True, expected=seconds, cores=cores)
 

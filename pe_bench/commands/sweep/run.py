@@ -33,7 +33,7 @@ from pe_bench.config.compose import (
 from pe_bench.config.parse import to_plain, warn_unused
 from pe_bench.config.schema import Config
 from pe_bench.config.sweeps import (
-    Planned,
+    PlannedJob,
     check_launcher,
     label_of_composed,
     read_sweep,
@@ -70,7 +70,7 @@ def check_sweep(
         elif len(configs) < MAX_CHECKED_JOBS:
             _check_and_describe(config, described_texts)
         configs.append(config)
-    warn_unused(configs, swept.named)
+    warn_unused(configs, swept.override_keys)
     return _new_sweep(configs[0], swept.jobs), swept.keys
 
 
@@ -88,7 +88,7 @@ def _check_and_describe(config: Config, described: set[str]) -> None:
         say(describe_data(job))
 
 
-def _with_new_values(jobs: Sequence[Planned]) -> Iterator[Config]:
+def _with_new_values(jobs: Sequence[PlannedJob]) -> Iterator[Config]:
     """Yield the configuration of each job with a value that no earlier job has for the same key."""
     seen_values: set[tuple[str, str]] = set()
     for job in jobs:
@@ -107,7 +107,7 @@ def _new_sweep(config: Config, jobs: int) -> LaunchedSweep:
 # From the first job to the last
 
 
-def launch(jobs: Sequence[Planned], launcher: Sequence[str] = ()) -> SweepSummary:
+def launch(jobs: Sequence[PlannedJob], launcher: Sequence[str] = ()) -> SweepSummary:
     """Run jobs, show their progress, and return the last state of each.
 
     launcher: overrides of Hydra's own keys. A signal stops all jobs, which save; a second signal ends this
@@ -157,7 +157,7 @@ def _run_and_summarize(
 ) -> SweepSummary:
     """Call `start`, which runs the jobs; return the state of each job, and any error of the launcher.
 
-    overrides: the name of the launcher is among them. Raises `UserError`, if `start` raises it.
+    overrides: include the choice of a launcher. Raises `UserError`, if `start` raises it.
     """
     problem = ""
     if "hydra/launcher=submitit_slurm" in overrides:
@@ -176,7 +176,7 @@ def _run_and_summarize(
 
 
 def _ask_slurm_in_time() -> None:
-    """Make submitit ask Slurm for the ends of jobs for a minute at most, and its queue without accounts."""
+    """Make submitit ask Slurm once a minute, its accounting or else its queue, each for a minute at most."""
     from submitit.slurm.slurm import SlurmInfoWatcher, SlurmJob
 
     ask_accounts = SlurmInfoWatcher._make_command

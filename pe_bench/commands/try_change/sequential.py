@@ -179,7 +179,10 @@ class Look:
 
     @property
     def bounds(self) -> tuple[tuple[Floats, Floats], tuple[Floats, Floats]]:
-        """The bounds below and above the true difference, at the training length, and at the longest."""
+        """The bounds below and above the true difference, at the training length, and at the longest.
+
+        They are infinite where no look is scheduled.
+        """
         if not self.is_scheduled:
             return UNKNOWN_BOUNDS, UNKNOWN_BOUNDS
         return self.at_training.bound(self.alpha), self.at_longest.bound(self.alpha)
@@ -228,7 +231,10 @@ class Look:
 
     @property
     def _lower_bounds(self) -> tuple[Floats, Floats]:
-        """The lower bounds of both differences, by which a change is worse; the try's number has no part."""
+        """The lower bounds of both differences, by which a change counts as worse or as no gain.
+
+        Their chance of error does not depend on the try's number.
+        """
         alpha = ALPHA * error_share_of_look(self.seeds)
         low, _ = self.at_training.bound(alpha)
         low_at_longest, _ = self.at_longest.bound(alpha)
@@ -241,7 +247,10 @@ def look(
     number: Floats,
     margin: float,
 ) -> Look:
-    """Return the look at the differences at two lengths, both [..., seeds]."""
+    """Return the look at the differences [..., seeds] at the training length and at the longest length.
+
+    number: the number of the try against its baseline, from 1. margin: the change that counts as none.
+    """
     *_, seeds = np.shape(at_training)
     trained = difference(at_training, PRIOR_AT_TRAINING)
     longest = difference(at_longest, PRIOR_AT_LONGEST)

@@ -17,7 +17,7 @@ from pe_bench.commands.try_change import sequential
 from pe_bench.commands.try_change.sequential import FIRST_LOOK, LOOKS, Look, look, seeds_to_settle
 from pe_bench.config.arguments import overrides_in
 from pe_bench.config.schema import Config
-from pe_bench.config.sweeps import Planned, by_key, plan_job
+from pe_bench.config.sweeps import PlannedJob, overrides_by_key, plan_job
 from pe_bench.errors import RunError, UserError, require
 from pe_bench.report.build import tables_of_rows
 from pe_bench.report.records import BITS, NATS, BreakPoint, Line
@@ -270,7 +270,7 @@ def _runs_text(left: int) -> str:
 
 
 def _train_until_sure(
-    tried: Try, change: Planned, baseline: Planned, results: Path, end: float, cost: Cost
+    tried: Try, change: PlannedJob, baseline: PlannedJob, results: Path, end: float, cost: Cost
 ) -> Outcome:
     """Train seeds until the answer is sure or the time is up, and return the outcome.
 
@@ -336,7 +336,7 @@ def _outcome_of_try(
     """Return the outcome of a try after a look.
 
     pairs: for each seed, the run of the change and the run of the baseline. lines: the lines of both in a
-    table. unlearned: labels. seconds: the time of a seed.
+    table. unlearned: the labels of sides that have learned nothing. seconds: the time of a seed.
     """
     works_to = lines[0].break_point, lines[1].break_point
     ratios = []
@@ -362,7 +362,7 @@ def _confirmed_try(tried: Try, results: Path) -> Try | None:
 
 def _refuse_chosen(overrides: Sequence[str]) -> None:
     """Raise `UserError` for an override of a key that a try chooses itself."""
-    typed = by_key(overrides)
+    typed = overrides_by_key(overrides)
     for key in ("seed", "eval.half"):
         message = f"{typed.get(key)}: a try chooses the seeds and the documents itself: leave it out"
         require(key not in typed, message)
@@ -412,7 +412,7 @@ def _evaluation_hash(config: Config) -> str:
     return hashed(judged)
 
 
-def _run_job(job: Planned) -> tuple[Run, float]:
+def _run_job(job: PlannedJob) -> tuple[Run, float]:
     """Return a trained and scored run, and the seconds that it takes or, if it was reused, once took."""
     began = time.monotonic()
     with called_with(job.words):

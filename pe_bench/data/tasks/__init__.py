@@ -47,7 +47,7 @@ class Task(ABC):
         """Return the accuracy of random guesses among the tokens that an answer may have, 0 to 1."""
 
     @property
-    def most(self) -> int | None:
+    def largest_size(self) -> int | None:
         """Return the largest size of an example; None for no limit."""
         return None
 
@@ -90,7 +90,7 @@ class Task(ABC):
         """Return the largest size with examples of at most `length` inputs.
 
         The last token of an example is no input. Raises `UserError` if no size fits, or if the length needs a
-        size above `most`.
+        size above `largest_size`.
         """
         size = self.smallest_size
         least = self.tokens(size) - 1
@@ -98,7 +98,7 @@ class Task(ABC):
         require(least <= length, message)
         while self.tokens(size + 1) <= length + 1:
             size += 1
-        most = size if self.most is None else self.most
+        most = size if self.largest_size is None else self.largest_size
         needed = f"length {length} needs examples of size {size}"
         way_out = "use shorter lengths, or raise task.symbols"
         require(size <= most, f"{needed}, but the largest of task={self.name} is {most}: {way_out}")

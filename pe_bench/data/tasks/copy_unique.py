@@ -23,7 +23,7 @@ class CopyUnique(StringCopy):
     symbols: AtLeast2 = 128
 
     @property
-    def most(self) -> int:
+    def largest_size(self) -> int:
         return self.symbols
 
     def string(self, rng: np.random.Generator, size: int) -> np.ndarray:

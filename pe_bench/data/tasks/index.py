@@ -36,7 +36,7 @@ class Index(Task):
         return 1 / self.symbols
 
     @property
-    def most(self) -> int:
+    def largest_size(self) -> int:
         return self.symbols
 
     @property

@@ -43,7 +43,7 @@ class MultiQueryRecall(Task):
         return 1 / self.symbols
 
     @property
-    def most(self) -> int:
+    def largest_size(self) -> int:
         return self.symbols
 
     def tokens(self, size: int) -> int:

@@ -1,8 +1,8 @@
 r"""Sandwich: b(r) = (sum_{c=1}^{width/2} cos(r / 10000^(2c / width)) - width/2) / (8 (h+1) / H).
 
-The product of the sinusoids of two positions, which depends on their distance alone, is what is kept
-of sinusoidal positions; heads weigh it as unlike as ALiBi's do. Nothing is learned. It falls with
-distance in the large, roughly as a logarithm, but not from each distance to the next.
+Of sinusoidal positions only the product of two positions' sinusoids is kept, which depends on their distance
+alone; each head multiplies this product by a number of its own, as in ALiBi. Nothing is learned. On the
+whole the bias falls with the distance, roughly as a logarithm, but not from each distance to the next.
 
 $b_h(r) = \frac{H}{8 (h + 1)} \sum_{c=1}^{w/2} \left( \cos \frac{r}{10000^{2c / w}} - 1 \right), \quad w =
 \text{width}$

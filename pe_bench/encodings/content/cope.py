@@ -53,9 +53,9 @@ class CoPE(LayerEncoding):
 
 
 def contextual_position(scores: Tensor, visible: Tensor, last: float = math.inf) -> Tensor:
-    """Return p [.., Q, n]: the sum of the gates from each of the latest n keys up to the query.
+    """Return p [.., Q, n] of the latest n of N keys: the sum of the gates from the key up to the query.
 
-    Of the earlier keys, with at least `last` for every query, none or some are left out: n is at most N.
+    Keys that are left out, n being less than N, have a p of at least `last` for every query.
     """
 
     def gates(keys: slice) -> Tensor:

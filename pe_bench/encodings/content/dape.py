@@ -12,7 +12,7 @@ Zheng et al. 2024, "DAPE: Data-Adaptive Positional Encoding for Length Extrapola
 arXiv:2405.14722; the form of the authors' code, https://github.com/chuanyang-Zheng/DAPE.
 
 The weights of f have PyTorch's initial values, as there. With FIRE inside they take LeakyReLUs for its
-hidden layer too; here it is FIRE as it stands. S is what modifiers, such as logn, have made of it.
+hidden layer too; here FIRE is unchanged. S includes the changes by modifiers, such as logn.
 """
 
 from collections.abc import Callable
@@ -36,8 +36,8 @@ class DAPE(LayerEncoding):
     """Options:
 
     train_length: only sets the default of threshold
-    inner: whose bias is read: alibi, kerple_log or fire
-    threshold: of inner=fire alone; null: an eighth of train_length
+    inner: the encoding whose bias f reads: alibi, kerple_log or fire
+    threshold: the option of fire, for inner=fire alone; null: an eighth of train_length
     d_hidden: width of the hidden layer of f
     """
 
@@ -79,7 +79,7 @@ class DAPE(LayerEncoding):
         return scores + bias + change.view_as(scores)
 
     def _network(self, pairs: Tensor) -> Tensor:
-        """Compute f of pairs [B, 2 H, n] as [B, H, n], one row of memory for each neuron and each head."""
+        """Return f of pairs [B, 2 H, n] for each head, [B, H, n]; numbers of one neuron are contiguous."""
         hidden = nn.functional.leaky_relu(_apply_to_features(self.hidden, pairs))
         return _apply_to_features(self.output, hidden)
 

@@ -5,7 +5,7 @@ input; b_h is initially 0, so that about half is forgotten at each token.
 
 $z_{ij} = \frac{q_i \cdot k_j}{\sqrt{K}} + \sum_{s=j+1}^{i} \ln f_s, \quad f_t = \sigma(w_h \cdot x_t + b_h)$
 
-Past the training length: defined; what is far away was forgotten by then, or was never to be.
+Past the training length: defined; gates forget a token within this length, or never.
 
 Lin et al. 2025, "Forgetting Transformer: Softmax Attention with a Forget Gate", ICLR,
 arXiv:2503.02130. The released code of CABLE, arXiv:2503.08067, is the same with the sign of the gate's

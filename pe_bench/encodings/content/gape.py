@@ -71,7 +71,7 @@ class GAPE(RoPE):
         return gamma.unsqueeze(-1) * nn.functional.softplus(projected) / self.train_length
 
     def forgotten(self, keys: Side) -> Tensor:
-        """Return 1 - l of each key [B, H, N]."""
+        """Return 1 - l of each key [B, H, N]: the share of the penalty that the key has."""
         return torch.sigmoid(-_projected(keys, self.key, self.key_intercept))
 
 

@@ -12,8 +12,9 @@ Past the training length: defined; one token is one token everywhere.
 ClassicLarry 2025, modded-nanogpt#169 of https://github.com/KellerJordan, on top of RoPE that turns half of
 the features; in marin-community/marin's issue 4802 too.
 
-There only layers with a long window have it. Here all have, and it acts on what the encoding returns: with
-`partial_rope` and the same fraction, which `encoding=key_offset` is, a quarter as there by default.
+There only layers with a long window have the offset. Here all layers have it, and it acts on the keys that
+the encoding returns. `encoding=key_offset` is `partial_rope` with this modifier; both have a fraction of a
+quarter by default, as there.
 """
 
 import torch
@@ -27,7 +28,7 @@ from pe_bench.errors import require
 class KeyOffset(LayerEncoding):
     """Options:
 
-    fraction: of the features, the first, which a key keeps: those that the encoding turns
+    fraction: share of the features, from the first on, that a key keeps: the features that the encoding turns
     """
 
     def __init__(self, d_head: int, fraction: Share = 0.25):

@@ -32,7 +32,7 @@ NORM_EPSILON = 1e-6
 class Path(LayerEncoding):
     """Options:
 
-    rank: of the map from the layer's input to what reflects
+    rank: of the map from the layer's input to the directions of the reflections
     """
 
     per_layer = True

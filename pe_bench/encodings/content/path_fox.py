@@ -3,7 +3,7 @@ r"""PaTH with a forget gate: the scores of `path_attention`, plus the c_i - c_j 
 $z_{ij} = \frac{q_i^\top H_i H_{i-1} \cdots H_{j+1} k_j}{\sqrt{K}} + \sum_{s=j+1}^{i} \ln f_s, \quad H_t = I -
 \beta_t w_t w_t^\top$
 
-Past the training length: defined, as for both; what is far away was forgotten by then, or was never to be.
+Past the training length: defined, as for both; gates forget a token within this length, or never.
 
 Yang et al. 2025, "PaTH Attention: Position Encoding via Accumulating Householder Transformations",
 arXiv:2505.16381, PaTH-FoX; the gate as in flash-linear-attention, `layers/path_attn.py`.
@@ -21,7 +21,7 @@ from pe_bench.encodings.content.path_attention import Path
 class PathFoX(Path):
     """Options:
 
-    rank: of the map from the layer's input to what reflects
+    rank: of the map from the layer's input to the directions of the reflections
     """
 
     def __init__(self, d_model: int, n_heads: int, d_head: int, rank: AtLeast1 = 32):

@@ -11,10 +11,11 @@ KEYS_PER_BLOCK = 512  # keys
 def suffix_sums(
     count: int, terms: Callable[[slice], Tensor], is_settled: Callable[[Tensor], Tensor]
 ) -> Tensor:
-    """Return the sums [.., n] over the keys from each of the last n of `count` keys to the last key.
+    """Return the sums [.., n] of the terms from each of the last n of `count` keys to the last key.
 
-    `terms` gives the summands of a slice of keys. Blocks of keys are summed, the last block first, until
-    `is_settled` is true for all sums [.., 1] from a block's first key: earlier keys then do not matter.
+    terms: returns the terms [.., m] of a slice of m keys. is_settled: returns true for sums [.., 1] to which
+    earlier keys need not be added. Blocks of keys are summed, the last block first, until the sums from a
+    block's first key are all settled.
     """
     blocks: list[Tensor] = []
     for stop in range(count, 0, -KEYS_PER_BLOCK):

@@ -1,8 +1,8 @@
 r"""Short convolutions: queries, keys and values are mixed with those of the last tokens, feature by feature.
 
-Each feature of each head has `taps` weights, for the token itself and those before it. It tells what the
-convolutions of `gated_deltanet` and `kda` would do for softmax attention, which those layers are compared
-with.
+Each feature of each head has `taps` weights, for the token itself and those before it. The modifier gives
+softmax attention such convolutions as `gated_deltanet` and `kda` have, which are compared with softmax
+attention.
 
 $q_t \mapsto \sum_{s=0}^{3} c_s \odot q_{t-s}, \text{ and so for } k_t \text{ and } v_t$
 

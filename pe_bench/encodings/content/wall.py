@@ -6,7 +6,7 @@ the layer's input; b_h is 8 at first, so that a feature keeps all but 1/3000 of 
 $z_{ij} = \frac{1}{\sqrt{K}} \sum_n q_{in} k_{jn}\, e^{P_{in} - P_{jn}}, \quad P_t = \sum_{s \le t} \ln
 \sigma(W_h x_s + b_h)$
 
-Past the training length: defined; what is far away was forgotten by then, or was never to be.
+Past the training length: defined; gates forget a token within this length, or never.
 
 Averbuch and Pai 2026, Tilde Research, in https://github.com/fla-org/flash-linear-attention,
 `layers/wall_attn.py` and `ops/wall_attn/naive.py`; no paper is known.
@@ -44,10 +44,10 @@ class Wall(LayerEncoding):
             return {LOG_FORGET_KEY: passed.unflatten(1, (self.n_heads, -1))}  # [B, H, K, T]
 
     def scores(self, queries: Side, keys: Side, scale: float) -> Tensor:
-        """Fade queries and keys up to a token between them, and multiply: so neither overflows.
+        """Return the scores as products of queries and keys that are both faded up to a token between them.
 
-        For keys before the block, the token is the block's first query; for keys of the block see
-        `_scores_within_blocks`.
+        No fading factor is above 1, so that none overflows. For keys before the block, the token between is
+        the block's first query; for keys of the block see `_scores_within_blocks`.
         """
         dtype = precise(queries.x.dtype)
         q = queries.x.to(dtype)

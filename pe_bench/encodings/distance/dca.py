@@ -10,7 +10,7 @@ $z_{ij} = \frac{R_\delta\, q_i \cdot k_j}{\sqrt{K}}, \quad \delta = \begin{cases
 s \rfloor + 1 \\ \min(2s - 1,\, C) - j \bmod s & \text{else} \end{cases} \quad C = \text{chunk\_size}$
 
 Past the training length: defined; no distance is larger than chunk_size. Texts of up to train_length tokens
-have all their distances: the method is for trained models, and training is plain RoPE.
+keep their true distances: the method is for trained models, and training is plain RoPE.
 
 An et al. 2024, "Training-Free Long-Context Scaling of Large Language Models", ICML, arXiv:2402.17463; as in
 the authors' code, https://github.com/HKUNLP/ChunkLlama.
@@ -35,7 +35,7 @@ from pe_bench.errors import require
 class DualChunk(EffectiveDistance):
     """Options:
 
-    train_length: texts up to it have all their distances
+    train_length: texts of up to this length keep their true distances
     chunk_size: the largest distance; null: three quarters of train_length
     local_window: tokens of the chunk before at true distances; null: an eighth of train_length
     """
@@ -57,7 +57,7 @@ class DualChunk(EffectiveDistance):
         self.keep_near(size - local, self.train_length)
 
     def transform(self, queries: Side, keys: Side) -> tuple[Tensor, Tensor]:
-        """Turn keys once, and queries for keys of their own chunk, of the chunk before and of others."""
+        """Turn keys once, and queries three times: for keys of their chunk, the chunk before and others."""
         if keys.x.shape[-2] <= self.plain_length:
             return super().transform(queries, keys)
         in_chunk = queries.position % self.near

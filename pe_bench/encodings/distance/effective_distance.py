@@ -22,10 +22,10 @@ class EffectiveDistance(Rotary):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.frequencies = nn.Buffer(self.usual_frequencies(), persistent=False)
+        self.frequencies = nn.Buffer(self.training_frequencies(), persistent=False)
 
     def keep_near(self, window: int, train_length: int = 0) -> None:
-        """Keep distances true within a window, and in all texts of up to `train_length` tokens.
+        """Keep distances below `window` true, and all distances in texts of up to `train_length` tokens.
 
         Training at this length is then plain RoPE.
         """
@@ -51,7 +51,7 @@ class EffectiveDistance(Rotary):
         return turned_q, self.turned(keys, keys.position, far_k)
 
     def turned(self, side: Side, *positions: Tensor) -> Tensor:
-        """Return x turned by each of the positions, concatenated along the width."""
+        """Return `side.x` turned by each of the positions, concatenated along the width."""
         turned = [rotate(side.x, each, self.frequencies, self.layout) for each in positions]
         return torch.cat(turned, -1)
 

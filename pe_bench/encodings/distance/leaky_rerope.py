@@ -7,7 +7,7 @@ $z_{ij} = \max \left( 1, \frac{\ln n}{\ln L} \right) \frac{R_\delta\, q_i \cdot 
 r \text{ for } r < W, \text{ else } W + \frac{r - W}{\text{factor}}, \quad r = i - j$
 
 Past the training length: defined; no distance is new up to W + factor (train_length - W) tokens. Texts of
-up to train_length tokens have all their distances, as in `rerope`.
+up to train_length tokens keep their true distances, as in `rerope`.
 
 Su 2023, "Rectified Rotary Position Embeddings", https://kexue.fm/archives/9708; as in the code,
 https://github.com/bojone/rerope.
@@ -29,7 +29,7 @@ class LeakyReRoPE(ReRoPE):
     """Options:
 
     window: up to here distances are true
-    factor: beyond it they grow this many times more slowly
+    factor: beyond the window, distances grow this many times more slowly
     """
 
     factor: Factor = 32.0

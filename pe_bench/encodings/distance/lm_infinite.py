@@ -1,7 +1,7 @@
 r"""LM-Infinite: a query sees the first `global_tokens` tokens and the last `window`, its own among them.
 
-Scores are rotary, and the distance r = i - j is cut off, min(r, window). What is seen is a matter of indices,
-the distance one of positions.
+Scores are rotary, and the distance r = i - j is cut off, min(r, window). Which keys are seen follows from
+indices, the distance from positions.
 
 $z_{ij} = \frac{R_\delta\, q_i \cdot k_j}{\sqrt{K}}, \quad \delta = \min(i - j, W), \quad \text{for } i - j <
 W \text{ or } j < \text{global\_tokens}, \quad W = \text{window}$

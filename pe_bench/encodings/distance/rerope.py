@@ -7,7 +7,7 @@ $z_{ij} = \max \left( 1, \frac{\ln n}{\ln L} \right) \frac{R_\delta\, q_i \cdot 
 \min(r, W), \quad r = i - j$
 
 Past the training length: defined, and no distance is larger than W, so that none is new. Texts of up to
-train_length tokens have all their distances: the method is for trained models, and training is plain RoPE.
+train_length tokens keep their true distances: the method is for trained models, and training is plain RoPE.
 
 Su 2023, "Rectified Rotary Position Embeddings", https://kexue.fm/archives/9708; window and log-n as in the
 code, https://github.com/bojone/rerope.
@@ -30,7 +30,7 @@ from pe_bench.encodings.logits.logn import LogN
 class ReRoPE(EffectiveDistance):
     """Options:
 
-    train_length: up to here the factor of log_n is 1; not read without it
+    train_length: texts of up to this length keep their true distances, and the factor of log_n is 1
     window: distances are cut off here
     log_n: sharpen attention over more keys than in training
     """

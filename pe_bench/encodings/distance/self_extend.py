@@ -8,7 +8,7 @@ $z_{ij} = \frac{R_\delta\, q_i \cdot k_j}{\sqrt{K}}, \quad \delta = i - j \text{
 \frac{W}{G}$
 
 Past the training length: defined; no distance is new up to about W + G (train_length - W) tokens. Texts of
-up to train_length tokens have all their distances: the method is for trained models, and training is plain
+up to train_length tokens keep their true distances: the method is for trained models, and training is plain
 RoPE.
 
 Jin et al. 2024, "LLM Maybe LongLM: Self-Extend LLM Context Window Without Tuning", ICML, arXiv:2401.01325;
@@ -33,9 +33,9 @@ from pe_bench.errors import require
 class SelfExtend(EffectiveDistance):
     """Options:
 
-    train_length: texts up to it have all their distances
+    train_length: texts of up to this length keep their true distances
     window: up to here distances are true; null: half of train_length in whole groups, at least one
-    group_size: tokens that share a position beyond it; must divide window
+    group_size: tokens that share a position beyond the window; must divide window
     """
 
     claims = frozenset({"prefix_consistent"})

@@ -1,4 +1,4 @@
-r"""StreamingLLM: a query sees the first `sinks` tokens and the latest, `cache` in all, as if that were all.
+r"""StreamingLLM: a query sees the first `sinks` tokens and the latest, `cache` in all, as if no more existed.
 
 Scores are rotary, and positions are places in the cache. While it is not full, distances are true. Afterwards
 those of the latest cache - sinks tokens are, the query's own among them, and sink j is at the distance
@@ -13,8 +13,8 @@ Xiao et al. 2024, "Efficient Streaming Language Models with Attention Sinks", IC
 the authors' code, https://github.com/mit-han-lab/streaming-llm.
 
 The code keeps keys from one token to the next; here a layer is given a whole text, which is the same
-computation. Where ids jump, which tokens are kept is a matter of indices, the latest ones have the distances
-of their ids, and a sink's place is its id less the first one.
+computation. Where ids jump, the kept tokens follow from indices, the latest tokens have the distances of
+their ids, and a sink's place is its id less the first id.
 """
 
 from dataclasses import dataclass

@@ -10,8 +10,8 @@ have one position.
 $p'_t = \#\{ u < t : u \in S \}, \quad x_t \mapsto x_t + I_{m_t}, \quad m_t = t - \max( \{ 0 \} \cup \{ u \le
 t : u - 1 \in S \} ), \quad S = \text{places of separators}$
 
-Past the training length: defined; segments are as long as in training, and only their number grows,
-which is what the encoding that reads it must bear.
+Past the training length: defined; segments are as long as in training, and only their number grows:
+the encoding that reads the number must handle larger numbers.
 
 He et al. 2024, "Two Stones Hit One Bird: Bilevel Positional Encoding for Better Length
 Extrapolation", ICML, arXiv:2401.16421.

@@ -1,7 +1,6 @@
 r"""Learned absolute positions: x_p + E_p, one trained row of E for each position.
 
-E is [max_position, D], drawn from N(0, 0.02^2). Where a position lies between two rows, so does what is
-added.
+E is [max_position, D], drawn from N(0, 0.02^2). A position between two rows adds a vector between them.
 
 $x_p \mapsto x_p + E_p$
 
@@ -59,13 +58,16 @@ class Learned(PositionalEncoding):
 
 
 def require_learned_table(overflow: Overflow, positions: str) -> None:
-    """Raise `UserError` for a choice of `overflow` without a table of learned positions."""
+    """Raise `UserError` if `overflow` is not error but `positions` is not learned: no table exists."""
     is_read = overflow == "error" or positions == "learned"
     require(is_read, f"encoding.overflow={overflow} is for encoding.positions=learned: leave it out")
 
 
 def table_rows(table: Tensor, ids: Tensor, overflow: Overflow) -> Tensor:
-    """Return rows [.., D] of a table [max_position, D] at positions [..]; `overflow` says what is beyond."""
+    """Return rows [.., D] of a table [max_position, D] at positions [..].
+
+    overflow: the rule for positions outside the table, as in `Learned`. Raises `LengthError`.
+    """
     return rows_between(table, _within_table(len(table), ids, overflow))
 
 

@@ -34,7 +34,7 @@ class Multiplicative(PositionalEncoding):
 
     max_position: rows of the table, where there is one
     positions: learned (a table) or sinusoidal
-    alpha: how far a position of 1 moves a factor from 1
+    alpha: features are multiplied by 1 + alpha P, with P the vector of the position
     overflow: past the table's last row: error, clamp or interpolate
     """
 

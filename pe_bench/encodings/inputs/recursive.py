@@ -93,7 +93,7 @@ class Recursive(PositionalEncoding):
 
 
 class GatedCell(nn.Module):
-    """The cell `gru`: from the first state [D] and times, all states [n, D]."""
+    """The cell `gru`: computes the states [n, D] at n times; the first state is `start` [D]."""
 
     def __init__(self, d_model: int):
         super().__init__()
@@ -106,7 +106,7 @@ class GatedCell(nn.Module):
 
 
 class NetworkCell(nn.Module):
-    """The cell `mlp`: from the first state [D] and times, all states [n, D]."""
+    """The cell `mlp`: computes the states [n, D] at n times; the first state is `start` [D]."""
 
     def __init__(self, d_model: int):
         super().__init__()
@@ -124,7 +124,10 @@ class NetworkCell(nn.Module):
 
 
 class FlowCell(nn.Module):
-    """The cells `ode_rk4` and `ode_euler`: from the first state [D] and times, all states [n, D]."""
+    """The cells `ode_rk4` and `ode_euler`: compute the states [n, D] at n times; the first is `start` [D].
+
+    step: the time from one state to the next.
+    """
 
     def __init__(self, d_model: int, solver: Callable[[Field, Tensor, Tensor, float], Tensor]):
         super().__init__()

@@ -60,8 +60,8 @@ class LocalGlobal(PositionalEncoding):
     global: the encoding of global layers
     window: tokens that layers with `local` see; null: all
     every: the last layer of each group of this size has `global`, and sees everything
-    first: true: the first layer of each group has it, not the last
-    last: true: the model's last layer has it too
+    first: true: the first layer of each group has `global`, not the last
+    last: true: the model's last layer has `global` too
     chunk: tokens that layers with `local` see together; null: all
     """
 

@@ -2,9 +2,9 @@ r"""Scalable softmax: the logits of a query that sees n keys are multiplied by s
 
 Each head of each layer has its own. n is the query's index plus one, or `window` where fewer keys are
 visible: it counts keys, whatever their positions. A query that sees one key has a factor of 0, and gives
-that key all its weight. The factor multiplies: s_h ln n added to the logits would change nothing. What
-other parts of the encoding hide is not known here: beside a sliding window, chunks or sinks give the most
-keys that a query sees as `window`, or n grows with the text although the keys do not.
+that key all its weight. The factor multiplies: s_h ln n added to the logits would change nothing. The
+modifier does not know which keys other parts of the encoding hide: beside a sliding window, chunks or sinks,
+set `window` to the most keys that a query sees, or n grows with the text although the keys do not.
 
 $z_{ij} \mapsto s_h \ln n \cdot z_{ij}$
 

@@ -50,7 +50,7 @@ class DeltaRule(Recurrent):
     def raw_gate(self, x: Tensor) -> Tensor:
         """Return the gate [B, H, T, K] before its activation."""
 
-    def tokens(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> RecurrenceInputs:
+    def recurrence_inputs(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> RecurrenceInputs:
         q = self._convolved_and_activated("q", q)
         k = self._convolved_and_activated("k", k)
         v = self._convolved_and_activated("v", v)

@@ -6,8 +6,8 @@ With a state S [K, V], and for each token a query q, a key k, a value v, a log d
 
 The decay comes first, the correction reads the decayed state, and a token reads its own value. Without a
 correction, the second step is S <- S + k v^T. `recurrence` computes this token by token, and is the
-reference. `chunked` gives the same result in chunks of tokens, and solves a triangular system for the
-corrections of a chunk (Yang et al. 2024, arXiv:2406.06484; with decays 2412.06464, section 3.3).
+reference. `chunked_recurrence` gives the same result in chunks of tokens, and solves a triangular system for
+the corrections of a chunk (Yang et al. 2024, arXiv:2406.06484; with decays 2412.06464, section 3.3).
 
 Letters: B batch, H heads, T tokens, n chunks, C tokens of a chunk, K head width of queries and keys, V head
 width of values, G 1 or K: the number of decays of a token.
@@ -47,9 +47,9 @@ class State(NamedTuple):
     last: Tensor  # [B, H, K, V]
 
 
-def recurrence(tokens: RecurrenceInputs) -> Tensor:
+def recurrence(inputs: RecurrenceInputs) -> Tensor:
     """Compute S^T q of each token [B, H, T, V], token by token."""
-    q, k, v, log_decay, strength = tokens
+    q, k, v, log_decay, strength = inputs
     state = _zero_state(q, v)
     outputs = []
     for t in range(q.shape[-2]):
@@ -64,21 +64,21 @@ def recurrence(tokens: RecurrenceInputs) -> Tensor:
     return torch.cat(outputs, -2)
 
 
-def chunked(tokens: RecurrenceInputs) -> Tensor:
-    """Return the result of `recurrence`, computed in chunks; without gradients, one segment after another."""
-    return chunked_with_state(tokens)[0]
+def chunked_recurrence(inputs: RecurrenceInputs) -> Tensor:
+    """Return the result of `recurrence`, computed in chunks, and in segments if without gradients."""
+    return chunked_recurrence_with_state(inputs)[0]
 
 
-def chunked_with_state(tokens: RecurrenceInputs) -> tuple[Tensor, Tensor]:
+def chunked_recurrence_with_state(inputs: RecurrenceInputs) -> tuple[Tensor, Tensor]:
     """Return S^T q of each token [B, H, T, V], and the state after the last token [B, H, K, V]."""
-    length = tokens.q.shape[-2]
-    state = _zero_state(tokens.q, tokens.v)
+    length = inputs.q.shape[-2]
+    state = _zero_state(inputs.q, inputs.v)
     if torch.is_grad_enabled() or length <= TOKENS_PER_SEGMENT:
-        return _read_segment(tokens, state)
+        return _read_segment(inputs, state)
     outputs = []
     for start in range(0, length, TOKENS_PER_SEGMENT):
         part = slice(start, start + TOKENS_PER_SEGMENT)
-        segment = [None if each is None else each[:, :, part] for each in tokens]
+        segment = [None if each is None else each[:, :, part] for each in inputs]
         output, state = _read_segment(RecurrenceInputs(*segment), state)  # pyright: ignore[reportArgumentType]
         outputs.append(output)
     return torch.cat(outputs, -2), state
@@ -89,20 +89,20 @@ def _zero_state(q: Tensor, v: Tensor) -> Tensor:
     return q.new_zeros(*q.shape[:2], q.shape[-1], v.shape[-1])
 
 
-def _read_segment(tokens: RecurrenceInputs, state: Tensor) -> tuple[Tensor, Tensor]:
+def _read_segment(inputs: RecurrenceInputs, state: Tensor) -> tuple[Tensor, Tensor]:
     """Return S^T q of a segment's tokens, and the state after the segment, from the state before it."""
-    length = tokens.q.shape[-2]
-    q, k, v = (_in_chunks(x) for x in tokens[:3])
-    passed = _in_chunks(tokens.log_decay.clamp(min=LEAST_LOG_DECAY)).cumsum(-2)  # [B, H, n, C, G]
+    length = inputs.q.shape[-2]
+    q, k, v = (_in_chunks(x) for x in inputs[:3])
+    passed = _in_chunks(inputs.log_decay.clamp(min=LEAST_LOG_DECAY)).cumsum(-2)  # [B, H, n, C, G]
     whole = passed[..., -1:, :]
     pairs = _pair_products(passed)
     kept_k = k * (whole - passed).exp()  # keys, decayed to the end of their chunk
 
-    if tokens.strength is None:
+    if inputs.strength is None:
         corrected_v = v
         removed = None
     else:
-        strength = _in_chunks(tokens.strength.unsqueeze(-1))
+        strength = _in_chunks(inputs.strength.unsqueeze(-1))
         # Only earlier tokens of the chunk correct a token.
         system = strength * pairs(k, k).tril(-1)
         decayed_k = strength * k * passed.exp()
@@ -163,12 +163,12 @@ def _pair_products(passed: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
 
 
 class Recurrent(LayerEncoding, ABC):
-    """A layer that reads a state in place of softmax attention; a subclass defines `tokens`."""
+    """A layer that reads a state in place of softmax attention; a subclass defines `recurrence_inputs`."""
 
     per_layer = True
 
     @abstractmethod
-    def tokens(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> RecurrenceInputs:
+    def recurrence_inputs(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> RecurrenceInputs:
         """Return the inputs of the recurrence, from the layer's x [B, T, D] and q, k, v [B, H, T, K]."""
 
     def output(self, x: Tensor, read: Tensor) -> Tensor:
@@ -179,13 +179,13 @@ class Recurrent(LayerEncoding, ABC):
         return self._attend_precisely(recurrence, x, q, k, v)
 
     def attend_chunked(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return self._attend_precisely(chunked, x, q, k, v)
+        return self._attend_precisely(chunked_recurrence, x, q, k, v)
 
     def state_after(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> State:
         """Return the log decays and the last state of a text, given the arguments of `attend`."""
         with full_precision(x):
-            tokens = self._precise_tokens(x, q, k, v)
-            return State(tokens.log_decay, chunked_with_state(tokens)[1])
+            inputs = self._precise_inputs(x, q, k, v)
+            return State(inputs.log_decay, chunked_recurrence_with_state(inputs)[1])
 
     def _attend_precisely(
         self, read: Callable[[RecurrenceInputs], Tensor], x: Tensor, q: Tensor, k: Tensor, v: Tensor
@@ -193,14 +193,14 @@ class Recurrent(LayerEncoding, ABC):
         """Compute the layer's output in float32 or better; `read` computes S^T q of each token."""
         # Sums over thousands of tokens: never in half precision, not even where a model is autocast.
         with full_precision(x):
-            tokens = self._precise_tokens(x, q, k, v)
-            output = self.output(x.to(tokens.q.dtype), read(tokens))
+            inputs = self._precise_inputs(x, q, k, v)
+            output = self.output(x.to(inputs.q.dtype), read(inputs))
             return output.to(q.dtype)
 
-    def _precise_tokens(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> RecurrenceInputs:
-        """Return `tokens` in float32 or float64."""
+    def _precise_inputs(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> RecurrenceInputs:
+        """Return `recurrence_inputs` in float32 or float64."""
         dtype = precise(q.dtype)
-        return self.tokens(x.to(dtype), q.to(dtype), k.to(dtype), v.to(dtype))
+        return self.recurrence_inputs(x.to(dtype), q.to(dtype), k.to(dtype), v.to(dtype))
 
 
 # Functions that several recurrent layers use

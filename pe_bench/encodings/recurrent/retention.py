@@ -24,7 +24,7 @@ FASTEST = 5.0  # the first head's decay is 1 - 2^-5
 class Retention(Recurrent):
     per_layer = False
 
-    def tokens(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> RecurrenceInputs:
+    def recurrence_inputs(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> RecurrenceInputs:
         heads = torch.arange(q.shape[1], dtype=q.dtype, device=q.device)
         log_decay = torch.log1p(-torch.exp2(-FASTEST - heads))
         log_decays = log_decay[:, None, None].expand(*q.shape[:3], 1)

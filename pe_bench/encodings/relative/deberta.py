@@ -48,9 +48,9 @@ def log_buckets(distance: Tensor, buckets: int, max_distance: int) -> Tensor:
 class DeBERTa(PositionalEncoding):
     """Options:
 
-    max_distance: from the last one on all distances share a vector
+    max_distance: distances from max_distance - 1 on share one vector
     buckets: null: a vector for each distance; or an even number, half of them for wider ranges
-    terms: content to position, position to content: both, or c2p, or p2c
+    terms: c2p (content to position), p2c (position to content) or c2p+p2c
     """
 
     past_training = "clamps"

@@ -24,7 +24,7 @@ class Tables(NamedTuple):
 
 
 class Relative(LayerEncoding, ABC):
-    """A relative encoding whose tables have its whole effect, which its hooks compute too."""
+    """A relative encoding whose whole effect is in `tables`; its hooks compute the same effect."""
 
     @abstractmethod
     def tables(self) -> Tables:

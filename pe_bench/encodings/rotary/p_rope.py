@@ -25,7 +25,7 @@ from pe_bench.encodings.rotary.rope import Layout, RoPE, pairs_within
 class PRoPE(RoPE):
     """Options:
 
-    fraction: of the frequencies, the highest, which are kept
+    fraction: share of the frequencies, the highest, that is kept
     base: of the geometric frequencies
     """
 

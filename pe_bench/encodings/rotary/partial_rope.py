@@ -22,7 +22,7 @@ from pe_bench.encodings.rotary.rope import Layout, RoPE, pairs_within
 class PartialRoPE(RoPE):
     """Options:
 
-    fraction: of the features, which are turned
+    fraction: share of the features, the first, that is turned
     base: of the geometric frequencies, spread over the features that are turned
     """
 

@@ -36,6 +36,7 @@ FractionOf = Literal["features", "frequencies"]
 
 
 def require_pairs(width: int, option: str = "model.d_head") -> None:
+    """Raise `UserError` if `width`, the value of `option`, is odd."""
     message = f"this encoding acts on pairs of features, and {option}={width} is odd"
     require(width % 2 == 0, message)
 
@@ -232,8 +233,8 @@ class Rotary(LayerEncoding):
 
     base: of the geometric frequencies
     layout: which two features form a pair: half (c, c + K/2) or interleaved (2c, 2c + 1)
-    fraction: of the head, which is turned: less after partial_rope or p_rope
-    fraction_of: features, the first (partial_rope), or frequencies, the highest (p_rope)
+    fraction: share of the head that is turned; below 1 after partial_rope or p_rope
+    fraction_of: unit of the share: features (the first, partial_rope) or frequencies (the highest, p_rope)
     """
 
     compatible_with = ROTARY_ENCODINGS
@@ -255,11 +256,11 @@ class Rotary(LayerEncoding):
         # frequencies keeps the highest frequencies of the head, as in p-RoPE.
         self.width = 2 * self.pairs if fraction_of == "features" else self.d_head
 
-    def usual_frequencies(self) -> Tensor:
+    def training_frequencies(self) -> Tensor:
         """Return the frequencies [width / 2] of training, in float64."""
-        return self.kept(rope_frequencies(self.width, self.base))
+        return self.keep_highest(rope_frequencies(self.width, self.base))
 
-    def kept(self, frequencies: Tensor) -> Tensor:
-        """Return frequencies with 0 in place of the slow ones that p-RoPE leaves out."""
+    def keep_highest(self, frequencies: Tensor) -> Tensor:
+        """Return the frequencies with 0 in place of all but the `pairs` highest, as in p-RoPE."""
         left_out = len(frequencies) - self.pairs
         return nn.functional.pad(frequencies[: self.pairs], (0, left_out))

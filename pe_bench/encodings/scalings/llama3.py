@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 from pe_bench.encodings.base import Positive
 from pe_bench.encodings.scalings.rope_ntk_by_parts import by_parts_frequencies
-from pe_bench.encodings.scalings.rope_scaling import RopeScaling, Scaled
+from pe_bench.encodings.scalings.rope_scaling import RopeScaling, ScaledRotation
 from pe_bench.errors import require
 
 
@@ -43,6 +43,6 @@ class Llama3(RopeScaling):
         low, high = self.low_frequency_factor, self.high_frequency_factor
         require(high > low, f"encoding.high_frequency_factor={high} must exceed low_frequency_factor={low}")
 
-    def scaled(self, window: int) -> Scaled:
+    def scaled(self, window: int) -> ScaledRotation:
         low, high = self.low_frequency_factor, self.high_frequency_factor
-        return Scaled(by_parts_frequencies(self, self.factor_at(window), "turns", high, low))
+        return ScaledRotation(by_parts_frequencies(self, self.factor_at(window), "turns", high, low))

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from pe_bench.encodings.base import Factor
 from pe_bench.encodings.rotary.rope import pairs_within, rope_frequencies
 from pe_bench.encodings.scalings.rope_ntk_by_parts import RopeNTKByParts
-from pe_bench.encodings.scalings.rope_scaling import RopeScaling, Scaled, ntk_frequencies
+from pe_bench.encodings.scalings.rope_scaling import RopeScaling, ScaledRotation, ntk_frequencies
 from pe_bench.errors import require
 
 
@@ -99,8 +99,8 @@ class LongRoPE(RopeScaling):
             guesses.append(factors.clamp(min=1).tolist())
         return guesses
 
-    def scaled(self, window: int) -> Scaled:
+    def scaled(self, window: int) -> ScaledRotation:
         factors = self.long if window > self.train_length else self.short
         frequencies = rope_frequencies(self.width, self.base) / factors.double()
         attention_factor = longrope_attention_factor(self.factor_at(window), self.train_length)
-        return Scaled(frequencies, attention_factor)
+        return ScaledRotation(frequencies, attention_factor)

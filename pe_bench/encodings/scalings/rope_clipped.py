@@ -42,7 +42,7 @@ class RopeClipped(Rotary):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        frequencies = self.usual_frequencies()
+        frequencies = self.training_frequencies()
         is_turned = frequencies > 0
         turned = int(is_turned.sum())
         slow = is_turned & (frequencies < 2 * math.pi / self.train_length)

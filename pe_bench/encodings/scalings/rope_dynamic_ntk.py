@@ -18,15 +18,15 @@ those of several lengths; here they depend on the window alone, and on all of it
 from dataclasses import dataclass
 
 from pe_bench.encodings.base import Positive
-from pe_bench.encodings.scalings.rope_scaling import RopeScaling, Scaled, ntk_frequencies
+from pe_bench.encodings.scalings.rope_scaling import RopeScaling, ScaledRotation, ntk_frequencies
 
 
 @dataclass(eq=False)
 class RopeDynamicNTK(RopeScaling):
     """Options:
 
-    train_length: up to here it is rope
-    factor: how fast s grows with the window: 1 as its length over train_length
+    train_length: windows of up to this length have rope
+    factor: f in the scale max(1, 1 + f (window / train_length - 1)) of NTK-aware scaling
     """
 
     paper = "arXiv:2309.00071"
@@ -39,7 +39,7 @@ class RopeDynamicNTK(RopeScaling):
         self.growth, self.factor = self.factor or 1.0, None
         super().__post_init__()
 
-    def scaled(self, window: int) -> Scaled:
+    def scaled(self, window: int) -> ScaledRotation:
         beyond = window / self.train_length - 1
         factor = max(1.0, 1 + self.growth * beyond)
-        return Scaled(ntk_frequencies(self.width, self.base, factor))
+        return ScaledRotation(ntk_frequencies(self.width, self.base, factor))

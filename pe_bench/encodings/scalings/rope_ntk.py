@@ -16,7 +16,7 @@ No differences are known.
 
 from dataclasses import dataclass
 
-from pe_bench.encodings.scalings.rope_scaling import RopeScaling, Scaled, ntk_frequencies
+from pe_bench.encodings.scalings.rope_scaling import RopeScaling, ScaledRotation, ntk_frequencies
 
 
 @dataclass(eq=False)
@@ -24,5 +24,5 @@ class RopeNTK(RopeScaling):
     paper = "arXiv:2309.00071"
     smallest_width = 4  # the only pair of width 2 turns at the same speed whatever the base
 
-    def scaled(self, window: int) -> Scaled:
-        return Scaled(ntk_frequencies(self.width, self.base, self.factor_at(window)))
+    def scaled(self, window: int) -> ScaledRotation:
+        return ScaledRotation(ntk_frequencies(self.width, self.base, self.factor_at(window)))

@@ -31,7 +31,7 @@ from torch import Tensor
 
 from pe_bench.encodings.base import Positive
 from pe_bench.encodings.rotary.rope import rope_frequencies
-from pe_bench.encodings.scalings.rope_scaling import RopeScaling, Scaled
+from pe_bench.encodings.scalings.rope_scaling import RopeScaling, ScaledRotation
 from pe_bench.errors import require
 
 Ramp = Literal["index", "exact", "turns"]
@@ -55,9 +55,9 @@ class RopeNTKByParts(RopeScaling):
         fast, slow = self.beta_fast, self.beta_slow
         require(fast > slow, f"encoding.beta_fast={fast} must exceed encoding.beta_slow={slow}")
 
-    def scaled(self, window: int) -> Scaled:
+    def scaled(self, window: int) -> ScaledRotation:
         factor = self.factor_at(window)
-        return Scaled(by_parts_frequencies(self, factor, self.ramp, self.beta_fast, self.beta_slow))
+        return ScaledRotation(by_parts_frequencies(self, factor, self.ramp, self.beta_fast, self.beta_slow))
 
 
 def by_parts_frequencies(

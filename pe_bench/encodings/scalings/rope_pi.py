@@ -1,6 +1,6 @@
 r"""Position interpolation: RoPE with all its frequencies divided by the factor, theta'_c = theta_c / s.
 
-Which is RoPE at the positions p / s: a window of s times the training length has the positions of training,
+This is RoPE at the positions p / s: a window of s times the training length has the positions of training,
 s to one, and neighbours are s times harder to tell apart.
 
 $\theta'_c = \frac{\theta_c}{s}$
@@ -16,10 +16,10 @@ Both fine-tune the model with it; here it may also be used without.
 from dataclasses import dataclass
 
 from pe_bench.encodings.rotary.rope import rope_frequencies
-from pe_bench.encodings.scalings.rope_scaling import RopeScaling, Scaled
+from pe_bench.encodings.scalings.rope_scaling import RopeScaling, ScaledRotation
 
 
 @dataclass(eq=False)
 class RopePI(RopeScaling):
-    def scaled(self, window: int) -> Scaled:
-        return Scaled(rope_frequencies(self.width, self.base) / self.factor_at(window))
+    def scaled(self, window: int) -> ScaledRotation:
+        return ScaledRotation(rope_frequencies(self.width, self.base) / self.factor_at(window))

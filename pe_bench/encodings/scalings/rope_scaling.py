@@ -27,7 +27,7 @@ from pe_bench.errors import require
 ROUND_OFF = 1e-12  # the rounding error of float64
 
 
-class Scaled(NamedTuple):
+class ScaledRotation(NamedTuple):
     """The frequencies and the attention factor of a rotation in one window."""
 
     frequencies: Tensor  # [K/2] float64
@@ -67,16 +67,16 @@ class RopeScaling(Rotary, ABC):
         return max(1.0, window / self.train_length)
 
     @abstractmethod
-    def scaled(self, window: int) -> Scaled:
-        """Return the frequencies and the attention factor for a window of this number of tokens."""
+    def scaled(self, window: int) -> ScaledRotation:
+        """Return the frequencies, before `keep_highest`, and the attention factor for a window of tokens."""
 
     def transform(self, queries: Side, keys: Side) -> tuple[Tensor, Tensor]:
         with queries.x.device:  # `scaled` creates its tensors there: a copy would halt the GPU in every layer
             frequencies, attention_factor = self.scaled(keys.x.shape[-2])
-            scaled = Scaled(self.kept(frequencies), attention_factor)
+            scaled = ScaledRotation(self.keep_highest(frequencies), attention_factor)
         return self._turn(queries, scaled), self._turn(keys, scaled)
 
-    def _turn(self, side: Side, scaled: Scaled) -> Tensor:
+    def _turn(self, side: Side, scaled: ScaledRotation) -> Tensor:
         """Return queries or keys turned at the scaled frequencies, and times the attention factor."""
         # Rounded once, at the end.
         x = side.x.to(precise(side.x.dtype))
@@ -93,7 +93,7 @@ def ntk_frequencies(width: int, base: float, factor: float) -> Tensor:
     return rope_frequencies(width, base * factor**exponent)
 
 
-def rotation_at(layer: LayerEncoding, window: int) -> Scaled | None:
+def rotation_at(layer: LayerEncoding, window: int) -> ScaledRotation | None:
     """Return a layer's frequencies and attention factor in a window of this number of tokens.
 
     None for an encoding that is neither RoPE nor one of its scalings.
@@ -101,14 +101,19 @@ def rotation_at(layer: LayerEncoding, window: int) -> Scaled | None:
     transform = type(layer).transform
     if isinstance(layer, RopeScaling) and transform is RopeScaling.transform:
         scaled = layer.scaled(window)
-        return Scaled(layer.kept(scaled.frequencies), scaled.attention_factor)
+        return ScaledRotation(layer.keep_highest(scaled.frequencies), scaled.attention_factor)
     if isinstance(layer, RoPE) and transform is RoPE.transform:
-        return Scaled(layer.frequencies)
+        return ScaledRotation(layer.frequencies)
     return None
 
 
-def turn_alike(one: LayerEncoding, other: LayerEncoding, window: int, tolerance: float = ROUND_OFF) -> bool:
-    """Return true if two layers have equal rotations, up to `tolerance`, in a window of `window` tokens."""
+def have_equal_rotations(
+    one: LayerEncoding, other: LayerEncoding, window: int, tolerance: float = ROUND_OFF
+) -> bool:
+    """Return true if two layers have equal rotations, up to `tolerance`, in a window of `window` tokens.
+
+    False if one of the layers is neither RoPE nor one of its scalings.
+    """
     first = rotation_at(one, window)
     second = rotation_at(other, window)
     if first is None or second is None:

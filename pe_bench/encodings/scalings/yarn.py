@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 from pe_bench.encodings.base import Positive
 from pe_bench.encodings.scalings.rope_ntk_by_parts import RopeNTKByParts
-from pe_bench.encodings.scalings.rope_scaling import Scaled
+from pe_bench.encodings.scalings.rope_scaling import ScaledRotation
 
 
 @dataclass(eq=False)
@@ -41,7 +41,7 @@ class YaRN(RopeNTKByParts):
         if self.attention_factor != 1 and not is_default_one:
             self.claims = self.claims - {"norm_preserving"}
 
-    def scaled(self, window: int) -> Scaled:
+    def scaled(self, window: int) -> ScaledRotation:
         by_formula = 0.1 * math.log(self.factor_at(window)) + 1
         factor = by_formula if self.attention_factor is None else self.attention_factor
-        return Scaled(super().scaled(window).frequencies, factor)
+        return ScaledRotation(super().scaled(window).frequencies, factor)

@@ -23,7 +23,7 @@ from pe_bench.encodings.spec import EncodingSpec
 from pe_bench.errors import first_line
 from pe_bench.inspection.curves import layer_kinds
 from pe_bench.inspection.resolve import resolve
-from pe_bench.model.attention.reference import project
+from pe_bench.model.attention.reference import make_sides
 from pe_bench.model.checks import describe_user_code_error
 from pe_bench.model.decoder import Decoder
 from pe_bench.system.signals import INTERRUPTIONS
@@ -110,7 +110,8 @@ class Case:
     def nudged(self, nudge: float) -> Composition:
         """Build the encoding in float64, with parameters moved away from their initial values.
 
-        At their initial values, some parameters have no effect.
+        At their initial values, some parameters have no effect. nudge: a parameter moves by 0.1 to 1.1 times
+        this number.
         """
         encoding = self.as_built()
         generator = torch.Generator().manual_seed(6)
@@ -140,7 +141,7 @@ class Case:
     @cached_property
     def layers(self) -> list[LayerEncoding]:
         """The layers of `encoding`, one of each kind."""
-        return layers_of(self.encoding)
+        return distinct_layers(self.encoding)
 
     @property
     def softmax_layers(self) -> list[LayerEncoding]:
@@ -152,7 +153,7 @@ class Case:
 
     def both_precisions(self) -> list[tuple[LayerEncoding, LayerEncoding]]:
         """Return each kind of layer in float64 and in float32, with the same parameters."""
-        return list(zip(self.layers, layers_of(self.with_random_parameters()), strict=True))
+        return list(zip(self.layers, distinct_layers(self.with_random_parameters()), strict=True))
 
     def inputs(self, length: int, batch: int = 2) -> Inputs:
         """Return a layer's input and its queries, keys and values, as `layer_inputs` does."""
@@ -163,10 +164,10 @@ class Case:
         x, q, k, _ = self.inputs(length)
         position = torch.arange(length) + shift
         for layer in self.softmax_layers:
-            yield layer, *project(layer, x, q, k, position)
+            yield layer, *make_sides(layer, x, q, k, position)
 
     @property
-    def ends(self) -> bool:
+    def is_undefined_past_training(self) -> bool:
         """Whether the encoding has no meaning past the training length."""
         return self.encoding.past_training == "undefined"
 
@@ -174,10 +175,11 @@ class Case:
         return claim in self.encoding.claims
 
     def as_claimed(self, claim: str, label: str, *errors: float) -> str:
-        """Judge a property that the class claims or does not claim.
+        """Return the largest of `errors` as text, if the class claims `claim` and no error is too large.
 
-        A claimed one must hold. One that is not claimed must visibly not hold, because a missing claim leaves
-        an encoding unchecked.
+        Raises `FailureError` for a claim with too large an error, and for a property without a claim whose
+        errors are small, because a missing claim leaves an encoding unchecked. Raises `UnclaimedError` for a
+        property without a claim that visibly does not hold.
         """
         if self.claims(claim):
             return at_most(label, *errors)
@@ -199,8 +201,8 @@ def find_cases(arguments: Sequence[str], search: Sequence[Path] = ()) -> list[Ca
 # The parts of an encoding
 
 
-def layers_of(encoding: Composition) -> list[LayerEncoding]:
-    """Return one layer of each kind: they differ only where a schedule says so."""
+def distinct_layers(encoding: Composition) -> list[LayerEncoding]:
+    """Return one layer of each kind; layers of one kind have the same structure and tables."""
     return [encoding.layer(numbers[0]) for numbers in layer_kinds(encoding, MODEL.n_layers)]
 
 
@@ -272,6 +274,7 @@ def other_tokens(tokens_BT: Tensor) -> Tensor:
 
 
 def ids_of(encoding: Composition, tokens_BT: Tensor, train: bool = False) -> Tensor:
+    """Return the position ids of tokens, by default those of scoring, drawn with a fixed seed."""
     return encoding.ids(tokens_BT, train=train, generator=torch.Generator().manual_seed(3))
 
 
@@ -307,7 +310,7 @@ def one_token_repeated(length: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def judge(check: Callable[[Case], str], case: Case) -> Finding:
-    """Run a check. An encoding that raises any error has failed the check."""
+    """Run a check, and return its finding. An encoding that raises any error has failed the check."""
     try:
         return Finding("holds", check(case))
     except INTERRUPTIONS:
@@ -339,7 +342,7 @@ def largest(errors: Iterable[float]) -> float:
     return math.inf if any(map(math.isnan, errors)) else max(errors)
 
 
-def worst(a: Tensor, b: Tensor) -> float:
+def largest_difference(a: Tensor, b: Tensor) -> float:
     """Return the largest absolute difference of two tensors; infinity if either has a NaN."""
     difference = a.detach().double() - b.detach().double()
     return float(difference.abs().nan_to_num(math.inf).max())

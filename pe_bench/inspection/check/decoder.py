@@ -30,21 +30,21 @@ from pe_bench.inspection.check.case import (
     changed_hooks,
     changes,
     describe,
+    distinct_layers,
     expect,
     hidden,
     ids_of,
+    largest_difference,
     layer_inputs,
-    layers_of,
     line_of,
     never_called,
     other_tokens,
     parts_of,
     tokens,
-    worst,
 )
 from pe_bench.inspection.check.layers import CLAMP_DISTANCE, far_errors
 from pe_bench.model.attention import reference_attention
-from pe_bench.model.attention.reference import project
+from pe_bench.model.attention.reference import make_sides
 from pe_bench.model.checks import find_lookahead_in_text
 from pe_bench.system.cost import count
 
@@ -105,7 +105,7 @@ def repeatable(case: Case) -> str:
         ids = ids_of(model.encoding, text, train=model.training)
         again = ids_of(model.encoding, text, train=model.training)
         expect(torch.equal(ids, again), f"ids drawn in {mode} with one seed differ")
-        error = worst(model.hidden(text, ids), model.hidden(text, ids))
+        error = largest_difference(model.hidden(text, ids), model.hidden(text, ids))
         expect(error == 0, f"two calls in {mode} with the same tokens and ids differ by {error:.1e}")
     expect(torch.equal(state, torch.get_rng_state()), "a call draws from torch's global generator")
     return "two calls are equal"
@@ -114,7 +114,10 @@ def repeatable(case: Case) -> str:
 def _hook_calls(
     part: nn.Module, encoding: Composition, dtype: torch.dtype
 ) -> Iterator[tuple[str, Any, Tensor | None]]:
-    """Yield each hook, its value, and the mask of the values that matter, in the order of the decoder."""
+    """Yield the name of each hook, its value, and the mask of the values to check; None to check all.
+
+    Hooks are called in the order of the decoder, with random inputs of the type `dtype`.
+    """
     x, q, k, v = layer_inputs(TOKENS, dtype)
     position = torch.arange(TOKENS)
     if isinstance(part, PositionalEncoding):
@@ -133,7 +136,7 @@ def _hook_calls(
         return
     values = part.prepare(x)
     yield from (("prepare", value, None) for value in values.values())
-    queries, keys = project(part, x, q, k, position)
+    queries, keys = make_sides(part, x, q, k, position)
     yield from (("transform", side.x, None) for side in (queries, keys))
     yield "distance_bias", part.distance_bias(position), None
     visible = part.visible(queries, keys)
@@ -196,7 +199,7 @@ def device(case: Case) -> str:
     one, as in `if position.max() > n`, cannot be followed.
     """
     encoding = case.as_built()
-    layers = layers_of(encoding)  # which reads values, to tell kinds apart
+    layers = distinct_layers(encoding)  # which reads values, to tell kinds apart
     encoding.to("meta")
     inputs = layer_inputs(TRAIN_LENGTH, torch.float32)
     x, q, k, v = (tensor.to("meta") for tensor in inputs)
@@ -255,7 +258,7 @@ def causal(case: Case) -> str:
     for seen in (1, TRAIN_LENGTH // 2, TRAIN_LENGTH - 1):
         other = other_tokens(text[:, seen:])
         after = hidden(case.model, torch.cat([text[:, :seen], other], -1))
-        errors.append(worst(before[:, :seen], after[:, :seen]))
+        errors.append(largest_difference(before[:, :seen], after[:, :seen]))
     measured = at_most("other tokens behind change an output by", *errors)
     # With a byte for each token, for an encoding that reads a rare token.
     byte_case = replace(case, vocabulary=ByteTokenizer().vocabulary)
@@ -274,7 +277,7 @@ def prefix(case: Case) -> str:
     """
     length = TRAIN_LENGTH
     pairs = [(9, 16), (length // 2, length), (length - 1, length)]
-    if not case.ends:
+    if not case.is_undefined_past_training:
         pairs.append((length, 2 * length))
         pairs.append((2 * length, 3 * length + 5))
     errors = {}
@@ -282,7 +285,7 @@ def prefix(case: Case) -> str:
         text = tokens(2, long)
         first = hidden(case.model, text)[:, :short]
         alone = hidden(case.model, text[:, :short])
-        errors[short, long] = worst(first, alone)
+        errors[short, long] = largest_difference(first, alone)
     short, long = max(errors, key=errors.__getitem__)
     label = f"the first {short} of {long} tokens differ from {short} alone by"
     return case.as_claimed("prefix_consistent", label, errors[short, long])
@@ -294,11 +297,11 @@ def shift(case: Case) -> str:
 
     Look at: transform, bias and scores: a position where a difference of two should be; or `claims`.
     """
-    length = TRAIN_LENGTH - 5 if case.ends else 3 * TRAIN_LENGTH
+    length = TRAIN_LENGTH - 5 if case.is_undefined_past_training else 3 * TRAIN_LENGTH
     text = tokens(2, length)
-    shifts = (5,) if case.ends else (5, 403)  # multiples of no group of tokens
+    shifts = (5,) if case.is_undefined_past_training else (5, 403)  # multiples of no group of tokens
     unmoved = hidden(case.model, text)
-    errors = [worst(hidden(case.model, text, steps), unmoved) for steps in shifts]
+    errors = [largest_difference(hidden(case.model, text, steps), unmoved) for steps in shifts]
     label = f"positions + {' or + '.join(map(str, shifts))} change an output by"
     return case.as_claimed("shift_invariant", label, *errors)
 
@@ -311,12 +314,12 @@ def batch(case: Case) -> str:
     """
     text = tokens(3, TRAIN_LENGTH)
     alone = hidden(case.model, text[1:2])
-    errors = [worst(hidden(case.model, text)[1:2], alone)]
+    errors = [largest_difference(hidden(case.model, text)[1:2], alone)]
     text = tokens(2, len(IDS))
     for ids, moved in ((IDS, IDS + 3), (OTHER_IDS, IDS + 7)):
         both = case.model.hidden(text, torch.stack([moved, ids]))
         alone = case.model.hidden(text[1:], ids)
-        errors.append(worst(both[1:], alone))
+        errors.append(largest_difference(both[1:], alone))
     return at_most("alone and in a batch, also of other ids, a sequence differs by", *errors)
 
 
@@ -327,7 +330,7 @@ def pure(case: Case) -> str:
     Look at: a cache: its key must hold all that its values depend on, every id among it.
     """
     text = tokens(2, len(IDS))
-    longer = tokens(2, TRAIN_LENGTH if case.ends else 2 * TRAIN_LENGTH)
+    longer = tokens(2, TRAIN_LENGTH if case.is_undefined_past_training else 2 * TRAIN_LENGTH)
     between = text.clone()
     between[:, 1:-1] = other_tokens(text[:, 1:-1])
     ids = ids_of(case.encoding, text)
@@ -336,13 +339,13 @@ def pure(case: Case) -> str:
     errors = []
     for call in ((longer, longer_ids), (text, ids), (between, ids), (text, IDS), (text, OTHER_IDS)):
         output = model.hidden(*call)
-        errors.append(worst(output, case.new_model().hidden(*call)))
+        errors.append(largest_difference(output, case.new_model().hidden(*call)))
     return at_most("after other texts or ids, longer or with the same ends, a text differs by", *errors)
 
 
 @torch.no_grad()
 def effect(case: Case) -> str:
-    """The output differs from that of no encoding.
+    """The output differs from the output without an encoding.
 
     Look at: a misspelt hook; a result not returned; parameters that cancel.
     """
@@ -350,10 +353,10 @@ def effect(case: Case) -> str:
         unheard = never_called(part)
         expect(not unheard, f"{type(part).__name__}.{unheard}")
     # An encoding that acts only past the training length must show an effect there.
-    text = tokens(2, TRAIN_LENGTH if case.ends else 3 * TRAIN_LENGTH)
+    text = tokens(2, TRAIN_LENGTH if case.is_undefined_past_training else 3 * TRAIN_LENGTH)
     nope = Composition(Layers([NoPE()]), {}, case.sizes.n_layers)
     without_encoding = case.model_of(nope)
-    error = worst(hidden(case.model, text), hidden(without_encoding, text))
+    error = largest_difference(hidden(case.model, text), hidden(without_encoding, text))
     measured = f"differs from nope by {error:.1e}"
     if not changed_hooks(case.encoding, SHAPES):
         raise UnclaimedError(f"no hook is changed; {measured}")
@@ -363,7 +366,7 @@ def effect(case: Case) -> str:
 
 @torch.no_grad()
 def extrapolation(case: Case) -> str:
-    """Past the training length it does what it says.
+    """Past the training length, the encoding does what its class says.
 
     Look at: past_training, and what is done with positions that no parameter was trained for.
     """
@@ -372,9 +375,9 @@ def extrapolation(case: Case) -> str:
     try:
         output = hidden(case.model, tokens(2, length))
     except LengthError as error:
-        expect(case.ends, f"{stated}, but {error}")
+        expect(case.is_undefined_past_training, f"{stated}, but {error}")
         return f"undefined: {error}"
-    expect(not case.ends, f"undefined, but {length} tokens raise no LengthError")
+    expect(not case.is_undefined_past_training, f"undefined, but {length} tokens raise no LengthError")
     is_finite = bool(output.isfinite().all())
     expect(is_finite, f"{stated}, but not finite at {length} tokens")
     if stated == "clamps":
@@ -399,7 +402,9 @@ def state(case: Case) -> str:
     text = tokens(2, TRAIN_LENGTH)
     saved = hidden(case.model_of(first), text)
     loaded = hidden(case.model_of(second), text)
-    at_most("saved and loaded into one of another seed, its output differs by", worst(saved, loaded))
+    at_most(
+        "saved and loaded into one of another seed, its output differs by", largest_difference(saved, loaded)
+    )
     return count(len(names), "tensor") if names else "empty, as that of nope"
 
 

@@ -29,13 +29,13 @@ from pe_bench.inspection.check.case import (
     expect,
     judge,
     largest,
+    largest_difference,
     layer_inputs,
     one_token_repeated,
     tokens,
-    worst,
 )
 from pe_bench.model.attention import attention, reference_attention
-from pe_bench.model.attention.reference import logits, project, select_tokens
+from pe_bench.model.attention.reference import logits, make_sides, select_tokens
 
 # Ids that differ in the first alone.
 FIRST_AT_0 = torch.tensor([0, 5, 6, 7, 8, 9])
@@ -67,15 +67,19 @@ def blocks(case: Case) -> str:
         for row in (0, 6, length - 1):
             rows = range(row, row + 1)
             alone = reference_attention(layer, *inputs, position, rows=rows)
-            errors.append(worst(alone, at_once[:, :, row : rows.stop]))
+            errors.append(largest_difference(alone, at_once[:, :, row : rows.stop]))
         if layer.overrides("attend"):
             continue
         windowed = Stack([layer, SlidingWindow(WINDOW)])
         masked = reference_attention(windowed, *inputs, position)
         for block in (4, 5):
-            errors.append(worst(reference_attention(layer, *inputs, position, block=block), at_once))
-            errors.append(worst(reference_attention(layer, *inputs, position, WINDOW, block), masked))
-        errors.append(worst(attention(layer, *inputs, position, WINDOW), masked))
+            errors.append(
+                largest_difference(reference_attention(layer, *inputs, position, block=block), at_once)
+            )
+            errors.append(
+                largest_difference(reference_attention(layer, *inputs, position, WINDOW, block), masked)
+            )
+        errors.append(largest_difference(attention(layer, *inputs, position, WINDOW), masked))
     return at_most("blocks of queries, or a window, and the whole differ by", *errors)
 
 
@@ -93,23 +97,23 @@ def positions(case: Case) -> str:
         length = len(FIRST_AT_0)
         text = tokens(1, length)
         rows = [case.encoding.embed(x[:, :length], ids, text) for ids in (FIRST_AT_0, FIRST_AT_3)]
-        error = worst(rows[0][:, 3:], rows[1][:, 3:])
+        error = largest_difference(rows[0][:, 3:], rows[1][:, 3:])
         at_most("where the first id is another, the input at one id differs by", error)
     errors = [0.0]
     one_position = torch.full((TRAIN_LENGTH,), 7)
     for layer in case.softmax_layers:
-        queries, keys = project(layer, x, q, k, one_position)
+        queries, keys = make_sides(layer, x, q, k, one_position)
         if not (layer.overrides("prepare") and layer.overrides("transform")):
             for side in (queries, keys):
                 first = side.x[..., :1, :]
-                errors.append(worst(side.x, first))
+                errors.append(largest_difference(side.x, first))
         if not layer.overrides("prepare", "visible"):
             scores = layer.scores(queries, keys, SCALE)
             bias = layer.bias(queries, keys)
             if bias is not None:
                 scores = scores + bias
             first = scores[..., :1, :1].expand_as(scores)
-            errors.append(worst(scores.tril(), first.tril()))
+            errors.append(largest_difference(scores.tril(), first.tril()))
     return at_most("equal tokens at one position differ by", *errors)
 
 
@@ -122,7 +126,7 @@ def score_scale(case: Case) -> str:
     errors = []
     for layer, queries, keys in case.sides(TRAIN_LENGTH):
         doubled = 2 * layer.scores(queries, keys, 1.0)
-        errors.append(worst(layer.scores(queries, keys, 2.0), doubled))
+        errors.append(largest_difference(layer.scores(queries, keys, 2.0), doubled))
     return at_most("twice the scale is off from twice the scores by", *errors)
 
 
@@ -139,7 +143,7 @@ def masked_weights(case: Case) -> str:
             products = queries.raw @ keys.raw.mT - lowered
             weights = layer.weights(products.float(), visible)
             hidden = weights.masked_fill(visible, 0.0)
-            errors.append(worst(hidden, torch.zeros_like(weights)))
+            errors.append(largest_difference(hidden, torch.zeros_like(weights)))
     return at_most("a hidden key has a weight of", *errors, limit=0.0)
 
 
@@ -149,7 +153,7 @@ def fused(case: Case) -> str:
     Look at: ranges, against visible; columns and distance_bias, against bias; the scale: 1/sqrt(d_head)
     multiplies scores alone.
     """
-    if not case.ends:
+    if not case.is_undefined_past_training:
         further_apart = 2 * SEVERAL_CHUNKS + 3
         _paths_agree(case, (SEVERAL_CHUNKS, further_apart), EXACT_TOLERANCE, ROUGH_TOLERANCE, ROUGH_TOLERANCE)
     short = map(torch.arange, (1, 2, TRAIN_LENGTH))
@@ -172,14 +176,14 @@ def _paths_agree(
         in_single = as_type(inputs, torch.float32)
         truth, expected = _with_gradients(reference_attention, exact, inputs, position)
         output, gradients = _with_gradients(attention, exact, inputs, position)
-        doubles += [worst(output, truth), *map(_relative_error, gradients, expected)]
+        doubles += [largest_difference(output, truth), *map(_relative_error, gradients, expected)]
         output, gradients = _with_gradients(attention, rounded, in_single, position)
-        singles.append(worst(output, truth))
+        singles.append(largest_difference(output, truth))
         slopes += map(_relative_error, gradients, expected)
         with torch.no_grad():  # which opens further paths
-            doubles.append(worst(attention(exact, *inputs, position), truth))
+            doubles.append(largest_difference(attention(exact, *inputs, position), truth))
             for path in (attention, reference_attention):
-                singles.append(worst(path(rounded, *in_single, position), truth))
+                singles.append(largest_difference(path(rounded, *in_single, position), truth))
     at_most("fused and reference differ by", *doubles, limit=double)
     at_most("gradients in float32 and float64 differ by", *slopes, limit=gradient)
     return at_most("float32 and float64 differ by", *singles, limit=single)
@@ -200,7 +204,7 @@ def _relative_error(gradient: Tensor, truth: Tensor) -> float:
     if not truth.numel():
         return 0.0
     size = float(truth.abs().max())
-    return worst(gradient, truth) / max(1.0, size)
+    return largest_difference(gradient, truth) / max(1.0, size)
 
 
 @torch.no_grad()
@@ -215,7 +219,7 @@ def norm(case: Case) -> str:
     for _, *sides in case.sides(64, shift=5):
         for side in sides:
             before = side.raw.norm(dim=-1)
-            errors.append(worst(before, side.x.norm(dim=-1)))
+            errors.append(largest_difference(before, side.x.norm(dim=-1)))
     return at_most("a norm changes by", *errors)
 
 
@@ -246,7 +250,7 @@ def sight(case: Case) -> str:
 
     Look at: visible and ranges: `distance < window`, because the query's own key is one of them.
     """
-    length = TRAIN_LENGTH if case.ends else SIGHT
+    length = TRAIN_LENGTH if case.is_undefined_past_training else SIGHT
     counts = set()
     for layer in case.softmax_layers:
         seen = _seen_keys(case, layer, length)
@@ -276,20 +280,24 @@ def _seen_keys(case: Case, layer: LayerEncoding, length: int) -> Tensor:
 
 
 def far_errors(case: Case) -> list[float]:
-    """Return the differences of inputs, and of logits, between equal tokens further than `CLAMP_DISTANCE`."""
+    """Return the largest difference of inputs, and of each layer's logits, far away, if all tokens are equal.
+
+    Inputs are compared at positions far past the training length, and the logits of the last query for keys
+    that are further away than `CLAMP_DISTANCE`.
+    """
     position = torch.arange(CLAMP_DISTANCE + 2 * AROUND)
     position[AROUND:] += 2**18  # after a gap
     length = len(position)
     x, q, k = one_token_repeated(length)
     text = torch.zeros(1, length, dtype=torch.long)
     embedded = case.encoding.embed(x, position, text)[:, AROUND:]
-    errors = [worst(embedded, embedded[:, :1])]
+    errors = [largest_difference(embedded, embedded[:, :1])]
     for layer in case.layers:
-        queries, keys = project(layer, x, q, k, position)
+        queries, keys = make_sides(layer, x, q, k, position)
         last = select_tokens(queries, range(length - 1, length))
         row, _ = logits(layer, last, keys, SCALE)
         far = row[..., : 2 * AROUND]
-        errors.append(worst(far, row[..., :1]))
+        errors.append(largest_difference(far, row[..., :1]))
     return errors
 
 
@@ -309,7 +317,7 @@ def half_precision(case: Case) -> str:
     Look at: positions, angles or sums that were cast to the type of q.
     """
     position = torch.arange(TRAIN_LENGTH)
-    if not case.ends:
+    if not case.is_undefined_past_training:
         position = torch.arange(300) + FAR
     inputs = layer_inputs(len(position), torch.bfloat16)
     in_double = as_type(inputs, torch.float64)
@@ -334,7 +342,7 @@ def long_context(case: Case) -> str:
 
     Look at: angles and cumulative sums in float32; exponents that overflow.
     """
-    if case.ends:
+    if case.is_undefined_past_training:
         raise UnclaimedError(f"undefined past {TRAIN_LENGTH} tokens")
     single = layer_inputs(LONG, torch.float32, batch=1)
     double = as_type(single, torch.float64)
@@ -343,13 +351,13 @@ def long_context(case: Case) -> str:
     rows = range(LONG - 4, LONG)
     embedded = case.with_random_parameters().embed(single[0], position, text)
     expect(bool(embedded.isfinite().all()), "the input is not finite")
-    errors = [worst(embedded, case.encoding.embed(double[0], position, text))]
+    errors = [largest_difference(embedded, case.encoding.embed(double[0], position, text))]
     outputs = []
     for exact, rounded in case.both_precisions():
         output = _attention_of_rows(rounded, single, position, rows)
         count = int((~output.isfinite()).sum())
         expect(count == 0, f"{count} outputs are not finite")
-        outputs.append(worst(output, _attention_of_rows(exact, double, position, rows)))
+        outputs.append(largest_difference(output, _attention_of_rows(exact, double, position, rows)))
         if exact.overrides("attend"):
             continue
         truth, visible = _last_logits(exact, double)
@@ -366,7 +374,7 @@ def long_context(case: Case) -> str:
 def _last_logits(layer: LayerEncoding, inputs: Inputs) -> tuple[Tensor, Tensor]:
     """Return the logits of the last four queries, and the mask of their visible keys."""
     x, q, k, _ = inputs
-    queries, keys = project(layer, x, q, k, torch.arange(LONG))
+    queries, keys = make_sides(layer, x, q, k, torch.arange(LONG))
     last = select_tokens(queries, range(LONG - 4, LONG))
     return logits(layer, last, keys, SCALE)
 
@@ -410,7 +418,7 @@ def many_keys(case: Case) -> str:
 
     Look at: a table or a cache that ends; an integer that overflows; a comparison with the number of keys.
     """
-    if case.ends:
+    if case.is_undefined_past_training:
         raise UnclaimedError(f"undefined past {TRAIN_LENGTH} tokens")
     inputs = case.inputs(MOST_KEYS + AROUND, batch=1)
     start = torch.arange(2 * AROUND)
@@ -419,7 +427,7 @@ def many_keys(case: Case) -> str:
         if case.claims("shift_invariant"):
             at_start = reference_attention(layer, *text, start)
             at_limit = reference_attention(layer, *text, start + limit - AROUND)
-            off = worst(at_start, at_limit)
+            off = largest_difference(at_start, at_limit)
             expect(off <= EXACT_TOLERANCE, f"across position {limit:,} an output is off by {off:.1e}")
         if limit <= MOST_KEYS:
             off = _difference_with_neighbours(layer, inputs, limit)
@@ -436,7 +444,7 @@ def _difference_with_neighbours(layer: LayerEncoding, inputs: Inputs, keys: int)
     neighbours = range(keys - AROUND, keys + AROUND)
     together = _attention_of_rows(layer, longer, position, neighbours)[:, :, AROUND - 1]
     alone = _attention_of_rows(layer, longer, position, range(keys - 1, keys))[:, :, 0]
-    return worst(together, alone)
+    return largest_difference(together, alone)
 
 
 def _attention_of_rows(layer: LayerEncoding, inputs: Inputs, position: Tensor, rows: range) -> Tensor:

@@ -100,7 +100,7 @@ def choose_path(
         return REFERENCE
     if window is not None or encoding.overrides("visible", "terms"):
         return chunk_path(encoding, q)
-    native = is_native(q)
+    native = prefers_native_kernel(q)
     if not encoding.overrides("bias", "distance_bias"):
         return NATIVE if native or native_bfloat16_is_faster(q) else FUSED
     if native and encoding.has_columns():
@@ -123,7 +123,7 @@ def path_of_last_queries(encoding: LayerEncoding, q: Tensor) -> AttentionPath:
     return CHUNK if is_scoring and can_fuse else REFERENCE
 
 
-def is_native(q: Tensor) -> bool:
+def prefers_native_kernel(q: Tensor) -> bool:
     """Return true if our kernel should serve these queries, whatever the bias.
 
     It serves them on a CPU with a compiler, for types and lengths at which it is the fastest.

@@ -15,7 +15,7 @@ from pe_bench.encodings.relative.tables import Relative
 from pe_bench.model.attention.fused import fused, fused_with_lse, merge_by_lse
 from pe_bench.model.attention.reference import (
     apply_logit_scale,
-    project,
+    make_sides,
     ranges_in,
     select_ranges,
     select_tokens,
@@ -33,7 +33,7 @@ def fused_chunk_attention(
 
     Queries are computed in chunks, the last chunk first. q may be of the last tokens alone.
     """
-    queries, keys = project(encoding, x, q, k, position)
+    queries, keys = make_sides(encoding, x, q, k, position)
     tokens = k.shape[-2]
     before = tokens - q.shape[-2]  # tokens without a query
     outputs = []
@@ -106,7 +106,7 @@ def _attend_once(
     scale: float,
     null: Tensor | None,
 ) -> Tensor:
-    """Attend to all terms as one product, for gradients, which the log-sum-exp lacks.
+    """Return the output [B, H, Q, K] over all terms by one call of `fused`, which has gradients.
 
     Each key appears once for each term, with zeros in the columns of other terms.
     """
@@ -166,7 +166,7 @@ def _mask_or_bias(visible: Tensor, bias: Tensor | None, v: Tensor) -> Tensor:
 def fused_relative_attention(
     encoding: Relative, x: Tensor, q: Tensor, k: Tensor, v: Tensor, position: Tensor, window: None = None
 ) -> Tensor:
-    """Compute attention for encodings with tables, at positions that count tokens, without gradients."""
+    """Compute attention for encodings with tables, at positions that rise by 1, without gradients."""
     # Autocast would reduce scores, log-sum-exps and weights to half precision; they are float32 here.
     with torch.autocast(q.device.type, enabled=False):
         near = NearKeyAttention(encoding, q)
@@ -193,7 +193,10 @@ def _attend_near_and_far(near: "NearKeyAttention", q: Tensor, k: Tensor, v: Tens
 
 
 class NearKeyAttention:
-    """Attention to the near keys of an encoding, for chunks of queries like `q` [B, H, T, K]."""
+    """Attention to near keys, for chunks of queries like `q` [B, H, T, K].
+
+    Near keys are at a distance with a row of its own in the tables; all farther keys share the last row.
+    """
 
     def __init__(self, encoding: Relative, q: Tensor):
         tables = encoding.tables()
@@ -244,7 +247,7 @@ def queries_band(products: Tensor, before: int) -> Tensor:
     """Return, for each query and key, the query's product with the row of their distance, [.., Q, N].
 
     products: of queries with the rows of a table by distance, [.., Q, R]. before: the number of keys before
-    the first query. The result is zero for keys farther back than R rows, and arbitrary for later keys.
+    the first query. The result is zero at distances of R or more, and arbitrary for later keys.
     """
     queries, rows = products.shape[-2:]
     band = _shifted(products.flip(-1), (queries, queries + before), rows - 1 - before)

@@ -21,7 +21,7 @@ from pe_bench.encodings.base import LayerEncoding, Side, precise
 from pe_bench.model.attention.fused import can_tabulate, distance_table
 from pe_bench.model.attention.reference import (
     apply_logit_scale,
-    project,
+    make_sides,
     select_tokens,
     share_of_keys,
     visible_keys,
@@ -52,7 +52,7 @@ def fused_flex_attention(
     encoding: LayerEncoding, x: Tensor, q: Tensor, k: Tensor, v: Tensor, position: Tensor, window: int | None
 ) -> Tensor:
     """Compute attention for encodings that `can_flex` allows; `window` is as in `attention`."""
-    queries, keys = project(encoding, x, q, k, position)
+    queries, keys = make_sides(encoding, x, q, k, position)
     null = encoding.null_logit(queries)
     scaled_q = apply_logit_scale(queries.x, encoding.logit_scale(queries))
     wide = [_padded_to(MIN_KERNEL_WIDTH, x) for x in (scaled_q, keys.x, v)]
@@ -75,12 +75,13 @@ def fused_flex_attention(
 
 
 def _kernel_options(encoding: LayerEncoding) -> dict[str, Any] | None:
+    """Return the options of a kernel that reads a bias by distance; None for other kernels."""
     reads_table = encoding.overrides("distance_bias") and not encoding.has_columns()
     return {"num_stages": PIPELINE_STAGES_WITH_TABLE} if reads_table else None
 
 
 def flex(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Any:
-    """Call `flex_attention`, which is compiled by itself, or with the function that is being compiled."""
+    """Call `flex_attention`, compiled by itself, or as a part of the function that PyTorch is compiling."""
     if torch.compiler.is_compiling():
         return flex_attention(q, k, v, **options)
     # From the second length on, the length is a variable of the kernel. On a CPU, for tests, operations run
@@ -258,7 +259,8 @@ def _block_mask(some: Tensor, full: Tensor, is_visible: MaskMod, tokens: int) ->
 def _block_lists(chosen: Tensor) -> tuple[Tensor, Tensor]:
     """Return the chosen blocks of each row [.., n] of blocks, in the form that FlexAttention takes.
 
-    That is their number, int32 [1, 1 or H, n], and the indices of all n blocks, the chosen first.
+    These are the number of chosen blocks, int32 [1, 1 or H, n], and the indices of all n blocks, int32
+    [1, 1 or H, n, n], with the chosen blocks first.
     """
     chosen = chosen.view(1, -1, *chosen.shape[-2:])
     order = chosen.int().argsort(dim=-1, descending=True, stable=True)

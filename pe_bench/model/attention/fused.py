@@ -17,14 +17,14 @@ from torch.nn import functional
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from pe_bench.encodings.base import LayerEncoding, precise
-from pe_bench.model.attention.reference import apply_logit_scale, project, share_of_keys
+from pe_bench.model.attention.reference import apply_logit_scale, make_sides, share_of_keys
 
 
 def fused_attention(
     encoding: LayerEncoding, x: Tensor, q: Tensor, k: Tensor, v: Tensor, position: Tensor, window: None = None
 ) -> Tensor:
     """Compute attention for encodings with no hooks but `transform`, `logit_scale` and `null_logit`."""
-    queries, keys = project(encoding, x, q, k, position)
+    queries, keys = make_sides(encoding, x, q, k, position)
     scaled_q = apply_logit_scale(queries.x, encoding.logit_scale(queries))
     null = encoding.null_logit(queries)
     scale = 1 / math.sqrt(q.shape[-1])
@@ -175,7 +175,7 @@ LONG_TEXT_TOKENS = 8_192
 def fused_distance_attention(
     encoding: LayerEncoding, x: Tensor, q: Tensor, k: Tensor, v: Tensor, position: Tensor, window: None = None
 ) -> Tensor:
-    """Compute attention for encodings with a `distance_bias`, at positions that count tokens.
+    """Compute attention for encodings with a `distance_bias`, at positions that rise by 1.
 
     With queries in reverse order, the bias of query i' and key j depends on i' + j alone: a Hankel matrix,
     which is a view with strides (1, 1) of a vector with one value for each distance. Keys after the query are
@@ -185,7 +185,7 @@ def fused_distance_attention(
     """
     table = distance_table(encoding, q)
     assert table is not None
-    queries, keys = project(encoding, x, q, k, position)
+    queries, keys = make_sides(encoding, x, q, k, position)
     scaled = apply_logit_scale(queries.x, encoding.logit_scale(queries))
     scale = 1 / math.sqrt(q.shape[-1])
     null = encoding.null_logit(queries)
@@ -227,7 +227,7 @@ def distance_table(encoding: LayerEncoding, q: Tensor) -> Tensor | None:
 
 
 def can_tabulate(position: Tensor) -> bool:
-    """Return true if the bias at these positions has one value for each distance in tokens."""
+    """Return true if positions are integers [T] that rise by 1: a bias has one value for each distance."""
     if position.dim() != 1 or position.is_floating_point():
         return False
     if position not in _is_consecutive:
@@ -299,7 +299,7 @@ class NegligibleKeys:
         self._largest = _in_blocks(self._sizes, 2).amax(-1)
 
     def first_keys(self, start: int, stop: int) -> list[int]:
-        """Return, for each head, the first key that any of the queries `start` to `stop` - 1 needs."""
+        """Return, for each head, an index before which the queries `start` to `stop` - 1 need no key."""
         blocks = start // KEYS_PER_BLOCK
         if blocks == 0:
             return [0] * self._bias.shape[0]

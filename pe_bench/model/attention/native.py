@@ -21,7 +21,7 @@ from torch.autograd.function import once_differentiable
 from pe_bench.encodings.base import LayerEncoding
 from pe_bench.errors import require
 from pe_bench.model.attention.fused import distance_table, gradient_of_null
-from pe_bench.model.attention.reference import apply_logit_scale, project, share_of_keys
+from pe_bench.model.attention.reference import apply_logit_scale, make_sides, share_of_keys
 from pe_bench.native import build
 
 # The largest error of a kernel against float64 at its first use, relative to the largest number of an output.
@@ -33,9 +33,9 @@ def native_attention(
 ) -> Tensor:
     """Compute attention for encodings with a `distance_bias` or no bias.
 
-    With a `distance_bias`, positions must count tokens.
+    With a `distance_bias`, positions must rise by 1 from token to token.
     """
-    queries, keys = project(encoding, x, q, k, position)
+    queries, keys = make_sides(encoding, x, q, k, position)
     table = distance_table(encoding, q) if encoding.overrides("distance_bias") else None
     dtype = torch.float32
     is_bfloat16 = q.dtype == v.dtype == torch.bfloat16
@@ -56,7 +56,7 @@ def native_column_attention(
     The kernel adds the products of columns first and in their order, so large numbers with a small difference
     cancel exactly before another number is added.
     """
-    queries, keys = project(encoding, x, q, k, position)
+    queries, keys = make_sides(encoding, x, q, k, position)
     # In float32: a scale must not round to half precision.
     scaled_q = apply_logit_scale(queries.x.float(), encoding.logit_scale(queries))
     null = encoding.null_logit(queries)
@@ -107,7 +107,7 @@ def usable_kernel(dtype: torch.dtype) -> build.Kernel:
     return build.Kernel(None, f"{kernel.description}, but its results are off by {worst:.1e} here")
 
 
-def training_kernel(device: torch.device, dtype: torch.dtype) -> str:
+def describe_training_kernel(device: torch.device, dtype: torch.dtype) -> str:
     """Describe in words the kernels of attention for training on a device, as environment.json has them.
 
     On a CPU, this compiles our kernels at the first call.

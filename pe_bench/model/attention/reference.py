@@ -66,7 +66,7 @@ def softmax_attention(
     rows: range | None = None,
 ) -> Tensor:
     """Return the output of `reference_attention` for softmax attention, without convolution and gate."""
-    queries, keys = project(encoding, x, q, k, position)
+    queries, keys = make_sides(encoding, x, q, k, position)
     batch, heads, _, _ = q.shape
     tokens = k.shape[-2]
     before = tokens - q.shape[-2]  # tokens without a query
@@ -143,7 +143,9 @@ def share_of_keys(lse: Tensor, null: Tensor) -> Tensor:
     return (lse - null).sigmoid()
 
 
-def project(encoding: LayerEncoding, x: Tensor, q: Tensor, k: Tensor, position: Tensor) -> tuple[Side, Side]:
+def make_sides(
+    encoding: LayerEncoding, x: Tensor, q: Tensor, k: Tensor, position: Tensor
+) -> tuple[Side, Side]:
     """Return queries and keys as an encoding's hooks read them, after `prepare` and `transform`.
 
     Queries are of the last tokens, keys of all tokens. position: [T] or [B, T].

@@ -50,7 +50,7 @@ def test_the_order_of_two_sizes_is_compared_with_what_is_not_sure_of_it(
     study: Study, scores: Measurements
 ) -> None:
     sizes = size_results(study, scores)
-    assert [size.is_own for size in sizes] == [True] * 9
+    assert [size.has_own_tokens for size in sizes] == [True] * 9
     tau = {(each.first_sweep, each.second_sweep, each.times): each for each in size_agreements(sizes, scores)}
     assert len(tau) == 9
     turned = tau["probe", "tiny", 1]

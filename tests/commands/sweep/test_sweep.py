@@ -15,7 +15,7 @@ from support.commands import at_work, living, start, write_corpus
 
 from pe_bench.commands.sweep.jobs import DONE, FAILED, LaunchedSweep, run_job
 from pe_bench.commands.sweep.run import launch
-from pe_bench.config.sweeps import Planned, plan_jobs
+from pe_bench.config.sweeps import PlannedJob, plan_jobs
 from pe_bench.runs.rows import read_rows
 from pe_bench.training.checkpoint import latest_checkpoint
 
@@ -105,7 +105,7 @@ def test_a_job_s_file_is_its_configuration_and_one_that_cannot_be_read_fails_alo
     values = {"data.path": path, "train.lr": 1e-05, "train.betas": [0, 0.5], "model.name": "null"}
     [job] = plan_jobs(["data=files", *encoding], values=values)
     sweep.write_job(3, job)
-    assert sweep.read_job(3) == Planned(job.label, job.config) and job.config.data.path == path
+    assert sweep.read_job(3) == PlannedJob(job.label, job.config) and job.config.data.path == path
     sweep.file(4, "yaml").write_text("{")
     run_job(sweep, 4)
     [state] = sweep.states()
