@@ -9,9 +9,14 @@ import json
 import math
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pe_bench.system.terminal import write_out
+
+if TYPE_CHECKING:
+    from pe_bench.commands.try_change.sequential import Look
+    from pe_bench.commands.try_change.trying import Outcome
+    from pe_bench.report.probes import ProbeLine
 
 JSON_VERSION = 1
 # Fields that repeat other fields in a sentence, or that only lay out a table.
@@ -54,7 +59,7 @@ def plain(value: Any) -> Any:
     return [plain(inner) for inner in value]
 
 
-def _values_of_probe(line: Any) -> dict[str, Any]:
+def _values_of_probe(line: "ProbeLine") -> dict[str, Any]:
     """Return the numbers of a probe at each length and depth, or the reasons for missing numbers."""
     findings = []
     for (length, depth), found in line.found.items():
@@ -63,8 +68,8 @@ def _values_of_probe(line: Any) -> dict[str, Any]:
     return {"found": findings}
 
 
-def _values_of_look(look: Any) -> dict[str, Any]:
-    """Return both differences of a look at a try by length, each with the bounds that decide the answer."""
+def _values_of_look(look: "Look") -> dict[str, Any]:
+    """Return both differences of an interim look of `try`, by name, each with the bounds that decide."""
     differences = {}
     for name, (low, high) in zip(("at_training", "at_longest"), look.bounds, strict=True):
         difference = plain(getattr(look, name))
@@ -72,7 +77,7 @@ def _values_of_look(look: Any) -> dict[str, Any]:
     return differences
 
 
-def _values_of_outcome(outcome: Any) -> dict[str, Any]:
+def _values_of_outcome(outcome: "Outcome") -> dict[str, Any]:
     """Return the answer of a try, and the break point of each of its sides."""
     change, baseline = outcome.works_to
     return {

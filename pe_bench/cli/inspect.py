@@ -51,7 +51,7 @@ def check(
       pe-bench check my.py:MyEncoding --verbose
       pe-bench check --all
     """
-    from pe_bench.config.arguments import is_option, names_and_overrides
+    from pe_bench.config.arguments import is_encoding_option, names_and_overrides
     from pe_bench.config.groups import names_in
     from pe_bench.config.overrides import parse_override
 
@@ -60,7 +60,7 @@ def check(
     require(bool(names) or everything, "name an encoding, a file.py:Class, or say --all")
     for override in map(parse_override, overrides):
         message = f"check uses its own model: leave out {override}, which is no option of an encoding"
-        require(is_option(override) or override.key == "modifier", message)
+        require(is_encoding_option(override) or override.key == "modifier", message)
     every = names_in("encoding", config_dir) if everything else []
     print_checks(check_each([*every, *arguments], config_dir), verbose=verbose, as_json=as_json)
 
@@ -208,7 +208,10 @@ def show(
 
 
 def _is_run(argument: str, results_dir: Path, search: Sequence[Path]) -> bool:
-    """Return whether an argument of `show` is a run: its path, its name or the beginning of its name."""
+    """Return whether an argument of `show` is a finished run's folder or name, or has a run name's form.
+
+    The name of an encoding, shipped or in the folders `search`, is never a run.
+    """
     from pe_bench.config.groups import names_in
 
     if "=" in argument or ":" in argument or argument in names_in("encoding", search):

@@ -307,8 +307,9 @@ def score_each(runs: Sequence[Path], request: Evaluation) -> tuple[list[Run], li
     return scored, failures
 
 
-def _scoring_text(runs: int) -> str:
-    return f"scoring {count(runs, 'run')}"
+def _scoring_text(n_runs: int) -> str:
+    """Return the work for a line on its cost: `scoring 3 runs`."""
+    return f"scoring {count(n_runs, 'run')}"
 
 
 def prepare(

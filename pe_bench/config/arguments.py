@@ -18,7 +18,7 @@ OVERRIDE_WORD = re.compile(r"""(?:[^\s'"\[]|'[^']*'|"[^"]*"|\[[^\]]*\])+""")
 
 
 def names_and_overrides(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the names of encodings, also in `encoding=NAME`, each once; and the overrides."""
+    """Split arguments into names of encodings, NAME or `encoding=NAME`, each once, and other overrides."""
     prefix = "encoding="
     names: list[str] = []
     overrides: list[str] = []
@@ -39,8 +39,8 @@ def configs_of(arguments: Sequence[str], search: Sequence[Path] = ()) -> dict[st
     require(bool(typed_names), "name an encoding; `pe-bench list encodings` has them")
     names = dict.fromkeys(find_name("encoding", name, search) for name in typed_names)
     overrides = [parse_override(text) for text in texts]
-    options = [override for override in overrides if is_option(override)]
-    shared = [str(override) for override in overrides if not is_option(override)]
+    options = [override for override in overrides if is_encoding_option(override)]
+    shared = [str(override) for override in overrides if not is_encoding_option(override)]
     composed_configs: dict[str, dict[str, Any]] = {}
     used_options: set[Override] = set()
     for name in names:
@@ -58,7 +58,7 @@ def configs_of(arguments: Sequence[str], search: Sequence[Path] = ()) -> dict[st
     return {name: parse_config(values, search) for name, values in composed_configs.items()}
 
 
-def is_option(override: Override) -> bool:
+def is_encoding_option(override: Override) -> bool:
     """Return true for an option of an encoding, such as `encoding.base=500` or in short `base=500`."""
     is_short = "." not in override.key and override.key not in (*GROUPS, *KEYS)
     return is_short or override.section == "encoding"

@@ -351,7 +351,7 @@ def _encoding_source() -> type[Any]:
 
 
 def _model_file(config_path: str) -> Path | None:
-    """Return the user's file of `model=my.yaml`; None for a shipped model."""
+    """Return the file of `model=my.yaml`, which Hydra asks for as `model/my.yaml`; None for another path."""
     group, _, name = config_path.partition("/")
     return Path(name) if group == "model" and is_model_file(name) else None
 
@@ -434,7 +434,10 @@ def _named_part(values: Mapping[str, Any], search: Sequence[Path], prefix: str) 
 
 
 def _chosen_part(group: str, typed: str, search: Sequence[Path]) -> dict[str, Any]:
-    """Return the encoding or modifier with a typed name, and with all its options."""
+    """Return the encoding or modifier that the user calls `typed`, with all its options.
+
+    group: encoding or modifier.
+    """
     return read_choice(group, find_name(group, typed, search), search)
 
 

@@ -172,8 +172,10 @@ def attend(
 ) -> tuple[Tensor, None]:
     """Compute a layer's attention for transformers: return the output [B, T, H, K], and None for weights.
 
-    query: [B, H, T, K]. key, value: [B, G, T, K]. s_aux: the logits of sinks. Raises `UserError` for other
-    arguments that pe-bench does not know.
+    query: [B, H, T, K]. key, value: [B, G, T, K]; G divides H. attention_mask: the mask that `make_mask`
+    returned; None: causal. scaling: the factor of scores; None: 1 / sqrt(K). softcap: c of the logits
+    c tanh(z / c); None: no cap. s_aux: the logits of sinks [H]. Raises `UserError` for other arguments that
+    pe-bench does not know.
     """
     given = {name: argument for name, argument in more.items() if argument is not None}
     effective = {name for name, argument in given.items() if argument is not False}

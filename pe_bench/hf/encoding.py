@@ -202,7 +202,7 @@ def describe_encoding(
     in the model's configuration. has_table: the model has learned vectors of positions.
     """
     if UNKNOWN_ROTATION in layer_facts.rotations:
-        return neutral_encoding("own"), {}, False
+        return neutral_encoding_values("own"), {}, False
     primary = _primary_rotation(layer_facts, WHOLE_TEXT_TIMES * train_length)
     lengths = _lengths_to_try(parameters, train_length)
     fixed_layers: dict[int, LayerEncoding] = {}
@@ -210,15 +210,15 @@ def describe_encoding(
         if rotation == primary:
             continue
         if rotation is not None and not _is_constant(rotation, layer_facts.calls, lengths):
-            return neutral_encoding("own"), {}, False
+            return neutral_encoding_values("own"), {}, False
         fixed_layers[number] = LayerEncoding() if rotation is None else RotatedLayer(rotation)
     if primary is None and has_table:
-        return neutral_encoding("learned"), fixed_layers, True
+        return neutral_encoding_values("learned"), fixed_layers, True
     if primary is None:
-        return neutral_encoding("own" if layer_facts.reads_positions else "nope"), fixed_layers, True
+        return neutral_encoding_values("own" if layer_facts.reads_positions else "nope"), fixed_layers, True
     values = encoding_with_rotation(primary, parameters, train_length, layer_facts.calls)
     if values is None:
-        return neutral_encoding("own"), {}, False
+        return neutral_encoding_values("own"), {}, False
     return values, fixed_layers, True
 
 
@@ -271,7 +271,7 @@ def _primary_rotation(layer_facts: LayerFacts, length: int) -> Rotation | None:
     return max(rotary, key=counts.__getitem__) if rotary else None
 
 
-def neutral_encoding(name: str) -> dict[str, Any]:
+def neutral_encoding_values(name: str) -> dict[str, Any]:
     """Return the values of an encoding that does nothing, under the name `name`."""
     return {"name": name, "class": NEUTRAL_CLASS, "derived": [], "modifiers": {}}
 

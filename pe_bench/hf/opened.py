@@ -26,7 +26,7 @@ from pe_bench.hf.encoding import (
     describe_encoding,
     encoding_with_rotation,
     find_layer_facts,
-    neutral_encoding,
+    neutral_encoding_values,
 )
 from pe_bench.hf.library import quiet
 from pe_bench.hf.model import HuggingFaceModel, split_feedforward
@@ -211,7 +211,7 @@ def _open_in_float32(
     loaded = load_model(source, config)
     forget_longer_texts(loaded)
     sizes = _model_sizes(source, config)
-    values = neutral_encoding("as_is")
+    values = neutral_encoding_values("as_is")
     encoding = EncodingSpec(values).build(sizes.n_layers)
     model = HuggingFaceModel(loaded, encoding, sizes.n_layers, train_length, begin)
     _require_sound(source, model)

@@ -35,10 +35,11 @@ def forget_longer_texts(model: nn.Module) -> None:
     """Let rotary modules compute their frequencies for the text of each pass, whatever passed before."""
     for module in rotary_modules(model):
         if any(LONGEST_SO_FAR_ATTRIBUTE in name for name in vars(module)):
-            module.register_forward_pre_hook(_forget_longest_text)
+            module.register_forward_pre_hook(_reset_longest_length)
 
 
-def _forget_longest_text(module: nn.Module, _: Any) -> None:
+def _reset_longest_length(module: nn.Module, _: Any) -> None:
+    """Set a rotary module's length of the longest text so far to 0: a hook before each forward pass."""
     for name in [name for name in vars(module) if LONGEST_SO_FAR_ATTRIBUTE in name]:
         setattr(module, name, 0)
 

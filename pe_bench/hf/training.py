@@ -79,13 +79,13 @@ def trained_parameters(model: HuggingFaceModel, count: int | None) -> nn.Paramet
 
 
 def recompute_layers(model: HuggingFaceModel) -> None:
-    """Make each layer keep only its input for the gradients, and compute its activations again."""
+    """Turn on gradient checkpointing: each layer keeps only its input, and recomputes its activations."""
     for layer in layers_of(model):
         layer.forward = partial(_recomputed, layer.forward)
 
 
 def _recomputed(forward: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-    """Call `forward`; with gradients, keep only its input and compute activations again."""
+    """Call `forward`; with gradients on, by gradient checkpointing: only its arguments are kept."""
     if not torch.is_grad_enabled():
         return forward(*arguments, **named)
     return recomputed(forward, *arguments, use_reentrant=False, **named)

@@ -68,7 +68,7 @@ COLUMNS = [
 SpeedRow = dict[str, Any]  # one encoding at one length: each column's value, None where there is none
 
 
-class Pass(Protocol):
+class TimedPass(Protocol):
     """A function to be timed: a call computes `batch` windows."""
 
     batch: int  # windows
@@ -133,7 +133,7 @@ class Bench:
     facts: Mapping[str, Any]  # columns that all rows share
     device: torch.device
     repeats: int | None = None  # the number of repeats of a pass; None: chosen by its time
-    make: Callable[[Config, EncodingSpec, int, torch.device], Pass] = ScoringPass
+    make: Callable[[Config, EncodingSpec, int, torch.device], TimedPass] = ScoringPass
 
     def rows(self, subjects: Sequence[ResolvedEncoding], lengths: Sequence[int]) -> Iterator[SpeedRow]:
         """Yield a row with the time and memory of each subject at each length.
@@ -145,21 +145,26 @@ class Bench:
             self._new_pass(subjects[0], lengths[0])()  # loads libraries, whose time is no encoding's
         for length in lengths:
             reference = None
-            milliseconds = 0.0
+            reference_milliseconds = 0.0
             for subject in subjects:
-                row, timed = self._timed_row(subject, length, reference, milliseconds)
+                row, timed = self._time_subject(subject, length, reference, reference_milliseconds)
                 if subject is subjects[0] and timed is not None:
                     row["relative"] = 1.0
                     reference = timed
-                    milliseconds = row["milliseconds"]
+                    reference_milliseconds = row["milliseconds"]
                 yield row
 
-    def _timed_row(
-        self, subject: ResolvedEncoding, length: int, reference: Pass | None, milliseconds: float
-    ) -> tuple[SpeedRow, Pass | None]:
+    def _time_subject(
+        self,
+        subject: ResolvedEncoding,
+        length: int,
+        reference: TimedPass | None,
+        reference_milliseconds: float,
+    ) -> tuple[SpeedRow, TimedPass | None]:
         """Time one encoding; return its row, and its pass unless it failed.
 
-        milliseconds: the time of the reference's pass.
+        reference: the pass of the first subject, which alternates with this pass; None for the first subject
+        and after its failure. reference_milliseconds: its time; ignored without a reference.
         """
         row: SpeedRow = {**dict.fromkeys(COLUMNS), **self.facts, "path": "", "status": "ok", "reason": ""}
         row |= {"encoding": subject.label, "length": length, "model": subject.config.model.name}
@@ -169,7 +174,7 @@ class Bench:
             row |= {"batch": timed.batch, "path": timed.path}
             peak = peak_of(timed, self.device)
             times = time_pass(timed, reference, self.repeats, self.device)
-            numbers = numbers_of(*times, milliseconds, timed.batch * length)
+            numbers = numbers_of(*times, reference_milliseconds, timed.batch * length)
         except INTERRUPTIONS:
             raise
         except BaseException as error:
@@ -177,12 +182,12 @@ class Bench:
             return row | {"status": status, "reason": reason}, None
         return row | {"peak_memory_mb": peak, **numbers}, timed
 
-    def _new_pass(self, subject: ResolvedEncoding, length: int) -> Pass:
+    def _new_pass(self, subject: ResolvedEncoding, length: int) -> TimedPass:
         return self.make(subject.config, subject.spec, length, self.device)
 
 
 def time_pass(
-    timed: Pass, reference: Pass | None, repeats: int | None, device: torch.device
+    timed: TimedPass, reference: TimedPass | None, repeats: int | None, device: torch.device
 ) -> tuple[list[float], list[float]]:
     """Return the milliseconds of each repeat of `timed`, and its ratio to a pass of `reference` just before.
 
@@ -209,7 +214,7 @@ def time_pass(
     return milliseconds, ratios
 
 
-def _time_once(timed: Pass, device: torch.device) -> float:
+def _time_once(timed: TimedPass, device: torch.device) -> float:
     """Return the milliseconds of one call of a pass."""
     wait_for(device)
     began = time.perf_counter()
@@ -225,17 +230,17 @@ def wait_for(device: torch.device) -> None:
 
 
 def numbers_of(
-    milliseconds: Sequence[float], ratios: Sequence[float], reference: float, tokens: int
+    milliseconds: Sequence[float], ratios: Sequence[float], reference_milliseconds: float, tokens: int
 ) -> SpeedRow:
     """Return the columns with a row's numbers: times, speeds, ratios to the reference.
 
-    tokens: the tokens of a pass. reference: the reference's milliseconds.
+    tokens: the tokens of a pass. reference_milliseconds: the time of the reference's pass.
     """
     usual = median(milliseconds)
     relatives: dict[str, float | None] = dict.fromkeys(("relative_low", "relative", "relative_high"))
     if ratios:
         low, relative, high = np.quantile(ratios, (0.25, 0.5, 0.75)).tolist()
-        usual = reference * relative
+        usual = reference_milliseconds * relative
         relatives = {"relative_low": low, "relative": relative, "relative_high": high}
     numbers = {"milliseconds": usual, "tokens_per_second": 1e3 * tokens / usual, **relatives}
     row: SpeedRow = {"repeats": len(milliseconds)}
@@ -257,7 +262,7 @@ def outcome_of(error: BaseException) -> tuple[str, str]:
     return "failed", description
 
 
-def peak_of(first: Pass, device: torch.device) -> float | None:
+def peak_of(first: TimedPass, device: torch.device) -> float | None:
     """Measure the megabytes that a first pass needs above the memory in use, such as the weights.
 
     The memory is that of PyTorch's tensors on a GPU, else of the whole process; None if it is not known.

@@ -57,7 +57,7 @@ class FastRMSNorm(RMSNorm):
             return super().forward(x)
         if not torch.is_grad_enabled():
             return native.rms_norm(x.contiguous(), self.weight, NORM_EPSILON)[0]
-        return cast(tuple[Tensor], Projections.apply(x, self.weight))[0]
+        return cast(tuple[Tensor], NormedProjections.apply(x, self.weight))[0]
 
 
 class FastLinear(Linear):
@@ -96,7 +96,7 @@ class FastBlock(Block):
         can_accelerate = first == 0 and torch.is_grad_enabled()
         if not can_accelerate or not (is_fused or is_native(x_BTD, *weights)):
             return super().forward(x_BTD, encoding, ids, window, first)
-        project = project_fused if is_fused else Projections.apply
+        project = project_fused if is_fused else NormedProjections.apply
         projected = cast(tuple[Tensor, ...], project(x_BTD, *weights))
         normed_BTD, queries, keys, values = projected
         read = attention.read(normed_BTD, queries, keys, values, encoding, ids, window)
@@ -173,7 +173,7 @@ def nll_fused(hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor) -> Tensor
 # Functions with hand-written gradients
 
 
-class Projections(torch.autograd.Function):
+class NormedProjections(torch.autograd.Function):
     """RMSNorm of x with the scale `weight_D`, and the products of the normed x with matrices [*, D]."""
 
     @staticmethod

@@ -79,10 +79,10 @@ class Grid:
         filled_columns: set[int] = set()
         for row in self.rows:
             filled_columns.update(index for index, cell in enumerate(row) if cell.text)
-        return self.chosen(sorted(filled_columns))
+        return self.with_columns(sorted(filled_columns))
 
-    def chosen(self, indexes: Sequence[int]) -> "Grid":
-        """Return the grid with the columns of these indexes."""
+    def with_columns(self, indexes: Sequence[int]) -> "Grid":
+        """Return the grid with only the columns of these indexes, in this order."""
 
         def chosen_items(items: Sequence[Any]) -> list[Any]:
             return [items[index] for index in indexes]
@@ -150,11 +150,11 @@ def show(
     console: Console | None = None,
     hint: str = "",
 ) -> None:
-    """Print tables with a blank line between them, and `hint` below.
+    """Print tables with a blank line between them.
 
     tables: functions from a width to the parts of a table, such as `Grid.draw`. console: where to print; by
     default standard output, in characters of its encoding. A pipe gets `PIPED_WIDTH` columns, and no blanks
-    at ends of lines.
+    at ends of lines. hint: a sentence to print below the tables, such as the command that shows more.
     """
     console = console or Console(highlight=False)
     if not console.is_terminal:
@@ -209,12 +209,12 @@ def _blocks_that_fit(grid: Grid, width: int) -> list[Grid]:
     keys = list(range(grid.keys))
     blocks = [keys]
     for index in range(grid.keys, len(grid.columns)):
-        longer = grid.chosen([*blocks[-1], index])
+        longer = grid.with_columns([*blocks[-1], index])
         is_too_wide = longer.width(folded=True) > width
         if is_too_wide and blocks[-1] != keys:
             blocks.append(keys)
         blocks[-1] = [*blocks[-1], index]
-    return [grid.chosen(block) for block in blocks]
+    return [grid.with_columns(block) for block in blocks]
 
 
 def _column_lines(grid: Grid) -> list[list[str]]:

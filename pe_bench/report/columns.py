@@ -89,10 +89,10 @@ def short_grid(
         # Differences from a baseline are shown at the training length too: its first column has the levels.
         heading = "level\nat" if table.baseline else "at"
         columns.append(Column(f"{heading} {table.key.train_length:,}"))
-        parts.append(_with_missing_cells(cells.training_level_cell(line, table) for line in lines))
+        parts.append(_fill_missing_cells(cells.training_level_cell(line, table) for line in lines))
     for length in lengths:
         columns.append(Column(f"{length:,}"))
-        parts.append(_with_missing_cells(cells.value_cell(line, length, table) for line in lines))
+        parts.append(_fill_missing_cells(cells.value_cell(line, length, table) for line in lines))
     if not (is_narrow or is_small):
         columns.append(WORKS_TO_COLUMN)
         parts.append(works_to)
@@ -105,7 +105,8 @@ def short_grid(
     return Grid(columns, rows, table.title, table.why, notes.short_notes(table, dropped))
 
 
-def _with_missing_cells(column: Iterable[Cell | None]) -> list[Cell]:
+def _fill_missing_cells(column: Iterable[Cell | None]) -> list[Cell]:
+    """Return the cells of a column, with `-` in place of None."""
     return [cell or Cell(MISSING) for cell in column]
 
 

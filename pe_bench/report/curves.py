@@ -174,7 +174,7 @@ def chart_over_position(table: Table) -> Chart:
     curves = []
     longest = 1.0
     for line in table.lines:
-        drawable = [position for position in line.positions if _is_drawable(position.levels)]
+        drawable = [position for position in line.positions if _are_drawable(position.levels)]
         points = tuple(_level_point(position.context, position.levels) for position in drawable)
         longest = max([longest, *(point.x for point in points)])
         if line.positions:
@@ -187,7 +187,7 @@ def chart_over_position(table: Table) -> Chart:
 def _length_curve(line: Line, table: Table, values: PlotValues) -> Curve:
     """Return the curve of a line: levels at all lengths, or changes from the training length on."""
     records = [record for _, record in sorted(line.records.items())]
-    scored = [record for record in records if _is_drawable(record.levels)]
+    scored = [record for record in records if _are_drawable(record.levels)]
     scored = [record for record in scored if table.is_drawn(record, record.target_hash)]
     if table.is_task:  # each length has examples of its own, which break no curve
         points = [_level_point(record.length, record.levels, "", record) for record in scored]
@@ -205,7 +205,7 @@ def _change_points(records: Sequence[Record], train_length: int) -> list[Point]:
     records = [record for record in records if record.length >= train_length]
     points = []
     for record in records:
-        if record.change is not None and _is_drawable([record.change]):
+        if record.change is not None and _are_drawable([record.change]):
             points.append(_change_point(record, record.change))
     starts = [record for record in records if record.length == train_length]
     if points and any(record.change is None for record in starts):
@@ -234,7 +234,8 @@ def _uses_context(record: Record | None) -> bool:
     return record.use.uses_context == "yes"
 
 
-def _is_drawable(values: Sequence[float]) -> bool:
+def _are_drawable(values: Sequence[float]) -> bool:
+    """Return whether there are values, and all are finite and small enough for a picture."""
     return bool(values) and all(abs(value) < MAX_DRAWN_VALUE for value in values)  # false for NaN
 
 

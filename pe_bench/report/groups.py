@@ -22,7 +22,7 @@ from pe_bench.report.records import SEVERAL_HF_MODELS, TableKey, hf_model_name
 from pe_bench.runs.find import (
     Condition,
     ScoredRuns,
-    check_key,
+    check_selectable_key,
     finished_runs,
     is_hf_name,
     runs_of_sweep,
@@ -81,7 +81,7 @@ def parse_by(word: str) -> tuple[str, ...]:
     keys = tuple(dict.fromkeys(names))
     require(bool(keys), "--by is empty: name a key, such as --by seed or --by train.lr")
     for key in keys:
-        check_key(key, "--by")
+        check_selectable_key(key, "--by")
         message = "the lengths of an encoding are compared with each other, and are no lines"
         require(key != "length", f"--by {key}: {message}")
     return keys
@@ -148,14 +148,15 @@ def _mean_loss(values: Mapping[str, Mapping[int, Row]], value: str, runs: Scored
 # Tables
 
 
-def group_rows(rows: Sequence[Row], runs: ScoredRuns, by: Sequence[str]) -> Groups:
+def group_rows(rows: Sequence[Row], runs: ScoredRuns, varying: Sequence[str]) -> Groups:
     """Return the rows of each table, by its key; tables of quick runs are last.
 
-    by: keys whose values may differ within a table.
+    Rows of a table are equal in the facts of `_table_key`, such as data, training length, setting, protocol.
+    varying: keys that the setting leaves out, such as train.lr, so that their values may differ.
     """
     groups: Groups = {}
-    for key, group in grouped(rows, lambda row: _table_key(row, runs, by)).items():
-        chosen = _chosen_values(group, runs, by)
+    for key, group in grouped(rows, lambda row: _table_key(row, runs, varying)).items():
+        chosen = _chosen_values(group, runs, varying)
         groups[replace(key, **chosen)] = group
 
     def table_order(key: TableKey) -> tuple[bool, tuple[object, ...]]:
@@ -174,7 +175,7 @@ def _as_first_stage(row: Row, runs: ScoredRuns) -> Row:
     return replace(row, run=first.run, **facts)
 
 
-def _table_key(row: Row, runs: ScoredRuns, by: Sequence[str]) -> TableKey:
+def _table_key(row: Row, runs: ScoredRuns, varying: Sequence[str]) -> TableKey:
     """Return the key of a row's table, without the values of `_chosen_values`."""
     row = _as_first_stage(row, runs)
     key = TableKey(
@@ -190,11 +191,11 @@ def _table_key(row: Row, runs: ScoredRuns, by: Sequence[str]) -> TableKey:
         score_dtype=row.score_dtype,
         half=row.half,
     )
-    if any("." in name for name in by):
-        key = replace(key, setting=setting_without(row, runs, by))
-    if "train.steps" in by or "train.tokens" in by:
+    if any("." in name for name in varying):
+        key = replace(key, setting=setting_without(row, runs, varying))
+    if "train.steps" in varying or "train.tokens" in varying:
         key = replace(key, steps=0)
-    if "model" in by and is_hf_name(row.model):
+    if "model" in varying and is_hf_name(row.model):
         # The hash of the data is of its tokens too: where it is the same, so are the tokenizers.
         tokenizer = LOSES_TEXT if row.loses_text else ""
         key = replace(key, model=SEVERAL_HF_MODELS, tokenizer=tokenizer, setting="")
@@ -214,15 +215,15 @@ def _sort_key(key: TableKey) -> tuple[object, ...]:
     return *first_values, protocol, stride, key.score_dtype != "float32", key.score_dtype
 
 
-def setting_without(row: Row, runs: ScoredRuns, by: Sequence[str]) -> str:
-    """Return a hash of the values that rows must share to be compared, except for the keys `by`.
+def setting_without(row: Row, runs: ScoredRuns, varying: Sequence[str]) -> str:
+    """Return a hash of the values that rows must share to be compared, except for the keys `varying`.
 
     A key that is null counts as missing, because configurations of older versions lack it.
     """
     config = runs.folder_of(row.run).flat_config
     left = {}
     for key, value in config.items():
-        if value is not None and _is_setting(key) and key not in by:
+        if value is not None and _is_setting(key) and key not in varying:
             left[key] = value
     words = json.dumps([left, row.train_dtype], sort_keys=True, default=str)
     return hashlib.sha256(words.encode()).hexdigest()[:8]
@@ -235,38 +236,38 @@ def _is_setting(key: str) -> bool:
     return group in ("model", "train") and name not in NOT_IDENTITY
 
 
-def _chosen_values(rows: Sequence[Row], runs: ScoredRuns, by: Sequence[str]) -> dict[str, str]:
+def _chosen_values(rows: Sequence[Row], runs: ScoredRuns, varying: Sequence[str]) -> dict[str, str]:
     """Return the fields `training`, `changed` and `model_sizes` of a table's key, as far as they are known.
 
-    Values of the keys `by` are left out, because they differ within the table.
+    Values of the keys `varying` are left out, because they differ within the table.
     """
     first = rows[0]
     config = runs.folder_of(_as_first_stage(first, runs).run).flat_config
     chosen = []
     for key, usual in USUAL_TRAINING.items():
         value = config.get(key, usual)
-        if key not in by and value != usual:
+        if key not in varying and value != usual:
             chosen.append(f"{key.removeprefix('train.')}={value}")
     values = {"training": " ".join(chosen)}
     if not is_hf_name(first.model):
-        values["changed"] = _changed_model(config, by)
+        values["changed"] = _changed_model(config, varying)
         values["model_sizes"] = _model_sizes(rows)
-    elif "model" not in by:
+    elif "model" not in varying:
         values["model_sizes"] = _hf_model_size(first, runs)
     return values
 
 
-def _changed_model(config: Mapping[str, Any], by: Sequence[str]) -> str:
+def _changed_model(config: Mapping[str, Any], varying: Sequence[str]) -> str:
     """Return a run's differences from the shipped model of its name: `2 layers of 96`; empty without any.
 
-    Keys of `by` do not count. Differences in neither layers nor width are named by their keys.
+    Keys of `varying` do not count. Differences in neither layers nor width are named by their keys.
     """
     shipped = shipped_model(str(config.get("model.name")))
     changed = {}
     for name, value in shipped.items():
         key = f"model.{name}"
         chosen = config.get(key)
-        if key not in by and chosen is not None and chosen != value:
+        if key not in varying and chosen is not None and chosen != value:
             changed[name] = chosen
     if not {"n_layers", "d_model"}.isdisjoint(changed):
         layers = config["model.n_layers"]

@@ -364,6 +364,7 @@ def with_baseline(lines: Sequence[Line], baseline: str, source: TableRows) -> li
     """Return the lines with their differences from the line with the label `baseline`.
 
     The verdicts on the differences at one length are corrected together; an anchor is compared, not judged.
+    source: the rows, runs and margin from which the lines were made.
     """
     base = next(line for line in lines if line.label == baseline)
     is_task = base.rows[0].protocol == TASK

@@ -57,7 +57,7 @@ def to_html(
         title=one_line(title),
         style=style,
         script=script,
-        policy=_policy(style, script),
+        policy=_content_security_policy(style, script),
         sections=[_section_values(table, f"{number}", styles, losses) for number, table in enumerate(tables)],
         probes=[grid_of(table) for table in probes],
     )
@@ -160,7 +160,7 @@ def _section_values(table: Table, prefix: str, styles: Mapping[str, Style], loss
 def _details_of_line(line: Line, table: Table) -> list[Grid]:
     """Return the two grids of the detailed form for one line, without the column of names."""
     grids = [grid.without_empty() for grid in detail_grids(table, [line])]
-    return [grid.chosen(range(1, len(grid.columns))) for grid in grids]
+    return [grid.with_columns(range(1, len(grid.columns))) for grid in grids]
 
 
 def _picture(
@@ -186,8 +186,8 @@ def _template_text(name: str) -> Markup:
     return Markup(files(TEMPLATES_PACKAGE).joinpath("templates", name).read_text(encoding="utf-8"))
 
 
-def _policy(style: str, script: str) -> str:
-    """Return a content security policy that allows only the page's own style and script."""
+def _content_security_policy(style: str, script: str) -> str:
+    """Return a content security policy that allows only this style and script, and pictures in data: URLs."""
     return f"default-src 'none'; img-src data:; style-src {_csp_hash(style)}; script-src {_csp_hash(script)}"
 
 

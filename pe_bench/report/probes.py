@@ -379,5 +379,5 @@ def _legend(table: ProbeTable) -> list[str]:
 
 
 def show_probes(tables: Sequence[ProbeTable], console: Console | None = None, hint: str = "") -> None:
-    """Print tables of probes on the console, standard output by default."""
+    """Print tables of probes on the console, standard output by default, with a line `hint` below them."""
     grids.show([grid_of(table).draw for table in tables], console, hint)

@@ -84,7 +84,11 @@ def _target_options(table: Table, rows: Sequence[Row], targets: int) -> str:
 
 
 def _more_targets_text(table: Table, rows: Sequence[Row], runs: ScoredRuns, options: str) -> str:
-    """Return a sentence with the commands that score more targets, by `options`, or more text without any."""
+    """Return a sentence with the `pe-bench eval` commands that score 4 times the targets.
+
+    options: the options of `_target_options`, which each command ends with. If they are empty, the sentence
+    advises to raise eval.tokens. Where `_eval_command` returns no command, it names only the options.
+    """
     if not options:
         return "More text would narrow these: raise eval.tokens"
     encodings = {line.encoding for line in table.lines}

@@ -211,7 +211,7 @@ def _working_lengths(judged: Mapping[int, Record], held: int | None, train_lengt
 
 
 def _as_change(verdict: str) -> str:
-    """Return a verdict on a task as a verdict on a change, for the break point; other verdicts unchanged."""
+    """Map a task's solves to holds, partial to degrades and chance to fails; other verdicts stay."""
     return AS_CHANGES.get(verdict, verdict)
 
 

@@ -250,17 +250,17 @@ def parse_condition(word: str) -> Condition:
     sign = typed_sign.replace("==", "=")
     message = f"--where '{word}': {key}{sign} needs a number, and '{text}' is none"
     require(sign not in ORDER_SIGNS or is_number(text), message)
-    check_key(key, "--where")
+    check_selectable_key(key, "--where")
     values = [text]
     if sign not in ORDER_SIGNS:
         values = [value.strip() for value in text.split(",")]
     return Condition(key, sign, tuple(values))
 
 
-def check_key(key: str, option: str) -> None:
+def check_selectable_key(key: str, option: str) -> None:
     """Raise `UserError` unless a key is a column to select by or has a dot, as keys of a configuration do.
 
-    option: the option that named the key, for the message.
+    option: the option of the command line that named the key, such as `--where`, for the message.
     """
     keys = [column for column in COLUMNS if column not in NOT_SELECTABLE_COLUMNS]
     if "." not in key and key not in keys:

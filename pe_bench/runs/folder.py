@@ -26,7 +26,7 @@ from pe_bench.config.schema import NAME, Config
 from pe_bench.errors import RunError, UserError, first_line, require
 from pe_bench.runs.rows import APART, Row, read_rows, write_rows
 from pe_bench.runs.scores import KEY, MEANS_FILE, TEXT_SLICES, KeptMeans, read_means
-from pe_bench.runs.typed import eval_command, tags_of
+from pe_bench.runs.typed import suggested_eval_command, tags_of
 from pe_bench.runs.untrusted import check_files, parse_mapping, read_json, read_regular
 from pe_bench.system.files import TEMPORARY_PREFIX, Lock, write_text
 from pe_bench.system.signals import world_size
@@ -379,7 +379,7 @@ def _rows_of(run: Path) -> list[Row]:
     """
     rows = read_rows(run / "eval.csv")
     if not rows:
-        raise RunError(f"{run / 'eval.csv'} has no scores: make them with {eval_command(run)}")
+        raise RunError(f"{run / 'eval.csv'} has no scores: make them with {suggested_eval_command(run)}")
     original = rows[0].run
     is_other_name = original not in (run.name, "") and original == Path(original).name
     if is_other_name and (run.parent / original).is_dir():

@@ -22,26 +22,26 @@ from pe_bench.system.files import replace_folder, write_json
 ENVIRONMENT, RESULT = "environment.json", "result.json"
 
 
-def keep_run(run: Path, rows: Sequence[Row], target: Path) -> None:
-    """Write rows of a finished run, with its facts and the means of the rows, to the folder `target`.
+def copy_run(run: Path, rows: Sequence[Row], destination: Path) -> None:
+    """Copy a finished run without weights to the folder `destination`: its facts, these rows and their means.
 
-    Raises `RunError` if the run is not finished, or lacks the means of a row.
+    Other rows of the folder stay. Raises `RunError` if the run is not finished, or lacks the means of a row.
     """
     result = read_result(run)
     if result is None:
         raise RunError(f"{run} is not finished")
-    with replace_folder(target) as temporary:
-        _keep_config(run, temporary)
+    with replace_folder(destination) as temporary:
+        _copy_config(run, temporary)
         shutil.copyfile(run / ENVIRONMENT, temporary / ENVIRONMENT)
         if "checkpoint" in result:
             result["checkpoint"] = _without_folders(str(result["checkpoint"]))
         write_json(temporary / RESULT, result)
-        _keep_scores(run, rows, temporary)
-        _keep_earlier(target, temporary)
+        _copy_scores(run, rows, temporary)
+        _add_earlier(destination, temporary)
 
 
-def keep_anchors(anchors: Path, rows: Sequence[Row], target: Path) -> None:
-    """Write, to folders in `target`, the anchors' rows with which the runs' rows are compared."""
+def copy_anchors(anchors: Path, rows: Sequence[Row], destination: Path) -> None:
+    """Copy, to folders in `destination`, the anchors' rows with which the runs' rows are compared."""
     stored = read_anchors(anchors)
     keys = {anchor_key(row) for row in rows}
     rows_of: dict[str, list[Row]] = {}
@@ -49,15 +49,15 @@ def keep_anchors(anchors: Path, rows: Sequence[Row], target: Path) -> None:
         if tuple(key) in keys:
             rows_of.setdefault(row.run, []).append(row)
     for name, anchor_rows in rows_of.items():
-        kept = RunFolder(target / name).rows
+        kept = RunFolder(destination / name).rows
         new = {row.key for row in anchor_rows}
         if not new <= {row.key for row in kept}:
-            with replace_folder(target / name) as temporary:
-                _keep_scores(stored.folders[name].path, anchor_rows, temporary)
-                _keep_earlier(target / name, temporary)
+            with replace_folder(destination / name) as temporary:
+                _copy_scores(stored.folders[name].path, anchor_rows, temporary)
+                _add_earlier(destination / name, temporary)
 
 
-def _keep_config(run: Path, target: Path) -> None:
+def _copy_config(run: Path, destination: Path) -> None:
     """Write a run's configuration without the folders of the machine that made it."""
     config = read_config(run)
     if config.checkpoint is not None:
@@ -72,7 +72,7 @@ def _keep_config(run: Path, target: Path) -> None:
             folder_names[key] = Path(path).name
     data = replace(config.data, **folder_names)
     kept = replace(config, results_dir="results", cache_dir=None, data=data)
-    write_config(target, kept, resolves=False)
+    write_config(destination, kept, resolves=False)
 
 
 def _without_folders(address: str) -> str:
@@ -81,28 +81,28 @@ def _without_folders(address: str) -> str:
     return f"{kind}:{Path(path).name}"
 
 
-def _keep_earlier(target: Path, temporary: Path) -> None:
-    """Add to `temporary` the rows and means in `target`, which another piece of the study may need."""
-    earlier = RunFolder(target).rows
+def _add_earlier(destination: Path, temporary: Path) -> None:
+    """Add to `temporary` the rows and means in `destination`, which another piece of the study may need."""
+    earlier = RunFolder(destination).rows
     if not earlier:
         return
     write_rows(temporary / "eval.csv", [*earlier, *RunFolder(temporary).rows])
-    if (target / MEANS_FILE).is_file():
-        kept, about = read_tensors(target / MEANS_FILE)
+    if (destination / MEANS_FILE).is_file():
+        kept, about = read_tensors(destination / MEANS_FILE)
         new, new_facts = read_tensors(temporary / MEANS_FILE)
         facts = {"means": about["means"] | new_facts["means"], "judges": {}}
         write_tensors(temporary / MEANS_FILE, kept | new, facts)
-    for scores in (target / "scores").glob("*"):
+    for scores in (destination / "scores").glob("*"):
         if not (temporary / "scores" / scores.name).exists():
             shutil.copyfile(scores, temporary / "scores" / scores.name)
 
 
-def _keep_scores(run: Path, rows: Sequence[Row], target: Path) -> None:
+def _copy_scores(run: Path, rows: Sequence[Row], destination: Path) -> None:
     """Write the rows, and their means or a task's answers. Raises `RunError` for missing means."""
-    write_rows(target / "eval.csv", rows)
+    write_rows(destination / "eval.csv", rows)
     scored = [row for row in rows if has_number(row)]
     if any(row.protocol == TASK for row in scored):
-        _keep_answers(run, scored, target)
+        _copy_answers(run, scored, destination)
         return
     means = RunFolder(run).means
     for row in scored:
@@ -113,12 +113,12 @@ def _keep_scores(run: Path, rows: Sequence[Row], target: Path) -> None:
     names = [name for name in wanted if name in facts["means"]]
     kept = {name: tensors[name].astype(np.float32) for name in names}
     means = {name: facts["means"][name] for name in names}
-    write_tensors(target / MEANS_FILE, kept, {"means": means, "judges": {}})
+    write_tensors(destination / MEANS_FILE, kept, {"means": means, "judges": {}})
 
 
-def _keep_answers(run: Path, rows: Sequence[Row], target: Path) -> None:
-    """Keep the answers of a task whole: its verdicts need the answer to each question."""
+def _copy_answers(run: Path, rows: Sequence[Row], destination: Path) -> None:
+    """Copy the answers of a task whole: its verdicts need the answer to each question."""
     for row in rows:
-        kept = score_file(target, row)
+        kept = score_file(destination, row)
         kept.parent.mkdir(exist_ok=True)
         shutil.copyfile(score_file(run, row), kept)

@@ -77,7 +77,7 @@ def find_parent(
     key = "train.from" if config.train.from_run else "train.beside"
     try:
         if _is_condition(word):
-            run = _run_that_meets(word, key, config, data_hash)
+            run = _find_run_by_conditions(word, key, config, data_hash)
         else:
             run = find_run(word, Path(config.results_dir))
     except UserError as error:
@@ -168,19 +168,19 @@ def with_parent(config: Config, source: Parent) -> Config:
     return replace(config, train=train, eval=replace(scores, **chosen))
 
 
-def _run_that_meets(word: str, key: str, config: Config, data_hash: str) -> Path:
-    """Return the only run with the seed, the data and the model of `config` that meets conditions.
+def _find_run_by_conditions(conditions: str, key: str, config: Config, data_hash: str) -> Path:
+    """Return the only run with the seed, the data and the model of `config` that meets the conditions.
 
-    word: the conditions, separated by commas. key: the key that has them, for messages. Raises `UserError`
-    unless exactly one run fits.
+    conditions: separated by commas. key: the key that has them, such as `train.from`, for messages. Raises
+    `UserError` unless exactly one run fits.
     """
-    where = [parse_condition(part) for part in word.split(",")]
+    where = [parse_condition(part) for part in conditions.split(",")]
     runs: list[Path] = []
     for run in find_runs([], Path(config.results_dir), where):
         result = read_result(run) or {}
         if result.get("data_hash") == data_hash and _is_alike(read_config(run), config):
             runs.append(run)
-    typed = f"{key}={word}"
+    typed = f"{key}={conditions}"
     what = f"seed={config.seed} on this data with this model"
     message = f"{typed}: no finished run with {what} meets these conditions"
     require(bool(runs), f"{message}: train one, or name a run")

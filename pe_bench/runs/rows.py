@@ -15,7 +15,7 @@ from typing import Any, TypeVar, cast
 
 from pe_bench.config.schema import LOSES_TEXT
 from pe_bench.errors import RunError, first_line
-from pe_bench.runs.typed import eval_command
+from pe_bench.runs.typed import suggested_eval_command
 from pe_bench.runs.untrusted import read_regular
 from pe_bench.system.files import write_text
 from pe_bench.system.terminal import CONTROL_SIGNS, FORMULA_SIGNS, printable
@@ -134,7 +134,7 @@ def read_rows(path: Path) -> list[Row]:
         return []
     except (OSError, ValueError, LookupError, TypeError, csv.Error) as error:
         reason = f"it has no column {error}" if isinstance(error, KeyError) else first_line(error)
-        again = f"delete it and score the run again, {eval_command(path.parent)}"
+        again = f"delete it and score the run again, {suggested_eval_command(path.parent)}"
         raise RunError(f"{path} is damaged ({reason}): {again}") from error
 
 

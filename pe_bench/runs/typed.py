@@ -23,8 +23,8 @@ def results_option(results_dir: Path) -> str:
     return "" if results_dir == DEFAULT_RESULTS_DIR else f" --results-dir {shlex.quote(str(results_dir))}"
 
 
-def eval_command(run: Path) -> str:
-    """Return the command that scores a run, in backquotes for a message."""
+def suggested_eval_command(run: Path) -> str:
+    """Return the command that would score a run, in backquotes for a message: `pe-bench eval NAME`."""
     name = shlex.quote(run.name)
     return f"`pe-bench eval {name}{results_option(run.parent.parent)}`"
 

@@ -44,7 +44,7 @@ MAX_LABEL_NUMBERS = 8  # the most numbers of an option that a label spells
 
 
 class Requested(NamedTuple):
-    """An encoding as it was typed."""
+    """An encoding that `--with` requests, such as `yarn+logn factor=4`, in its parts."""
 
     text: str
     base: str | None  # None for the run's own
@@ -101,7 +101,7 @@ def _read_requested(text: str, search: Sequence[Path]) -> Requested:
 
 
 def option_text(value: Any) -> str:
-    """Return a number, or a list of numbers, as the value of an option that is typed."""
+    """Return a number or a list of numbers as text for OPTION=VALUE: 4.0 as `4`, a list as `[1,2]`."""
     if isinstance(value, float):
         return f"{value:g}"
     if isinstance(value, list):
@@ -311,10 +311,10 @@ def fixed_factor(evaluation: EvalConfig, train_length: int) -> float:
 
 
 def full_options(requested: Requested, chosen: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the typed options by full keys: `factor=4` as `{"encoding.factor": 4}`.
+    """Return the options of a request by full keys: `factor=4` as `{"encoding.factor": 4}`.
 
-    An option that no part has gets a key too, for the error later. chosen: the requested encoding, before its
-    options have values.
+    An option that no part has gets a key too, for the error later. chosen: the values of the requested
+    encoding without the request's options.
     """
     name = requested.base or next(iter(requested.modifiers), "")
     prefix = "encoding" if requested.base else f"encoding.modifiers.{name}"

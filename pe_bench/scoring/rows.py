@@ -174,7 +174,11 @@ def _computes_the_same(model: LanguageModel, own: LanguageModel, plan: Plan) -> 
 
 
 def _copy_own_scores(job: Job, plan: Plan, trained: Row) -> Row:
-    """Copy the scores of the run's own encoding, and return the row of the plan with them."""
+    """Save the scores of `trained` as the scores of the job's encoding too, and return their row.
+
+    trained: the plan's row with the run's own encoding. Its scores are right for the job's encoding only
+    where `_computes_the_same` is true.
+    """
     empty = _empty_row(job, plan)
     row = replace(
         trained, scored_with=empty.scored_with, forced=empty.forced, knows_length=empty.knows_length

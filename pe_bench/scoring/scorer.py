@@ -49,10 +49,10 @@ class Scored(NamedTuple):
     reason: str = ""
 
 
-def tokens_without_query(window: Window) -> int:
+def n_tokens_without_query(window: Window) -> int:
     """Return the number of tokens at the start of a window for which the last layer computes no query.
 
-    These are all tokens before the first target if few tokens are scored.
+    These are all tokens before the first target if few tokens are scored, else 0.
     """
     has_few_targets = window.size - window.first <= window.size * MAX_SHARE_OF_QUERIES
     return window.first if has_few_targets else 0
@@ -143,7 +143,7 @@ class Scorer:
         if not plan.windows or not is_users_own(self.model.encoding):
             return ""
         window = max(plan.windows, key=lambda window: window.size)
-        problem = find_lookahead(self.model, window.size, tokens_without_query(window))
+        problem = find_lookahead(self.model, window.size, n_tokens_without_query(window))
         return problem and f"it reads later tokens: {problem}"
 
     def score(self, plan: Plan) -> Scored:
@@ -211,7 +211,7 @@ class Scorer:
             ids = ids + plan.offset
         if plan.control == "swap":
             fed_BT = with_donors(self.split, batch, fed_BT)
-        skipped = tokens_without_query(batch[0])
+        skipped = n_tokens_without_query(batch[0])
         first = batch[0].first - skipped
         hidden_BTD = model.hidden(fed_BT.to(device), ids, plan.limit, skipped)
         scored_ND = hidden_BTD[:, first : first + batch[0].targets].flatten(0, 1)

@@ -178,7 +178,7 @@ def trained_name(run: Path, trained: Config, result: Mapping[str, Any]) -> str:
 
 
 def _without_places(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of an encoding with the names of classes, without the paths of their files."""
+    """Return the values of an encoding with `class: my.py:Mine` cut to `class: Mine`, also inside options."""
     plain_values: dict[str, Any] = {}
     for key, value in values.items():
         if isinstance(value, Mapping):

@@ -181,10 +181,10 @@ def _share_out(room: np.ndarray, amount: int) -> np.ndarray:
 
 
 def _spread_places(room: int, gap: int) -> np.ndarray:
-    """Return whole numbers from 0 to `room`, at least `gap` apart, int64 [places].
+    """Return evenly spaced whole numbers between 0 and `room`, both included, as int64 [numbers].
 
-    As many numbers as fit, evenly spaced, in the order of reversed bits (van der Corput, 1935), from the
-    middle on: the first numbers of this order are spread out too.
+    There are as many as fit at least `gap` apart; a single number is in the middle. They are in the order of
+    reversed bits (van der Corput, 1935), from the middle on: the first numbers are spread out too.
     """
     count = room // gap + 1
     spaced = np.array([room // 2])

@@ -15,7 +15,7 @@ import numpy as np
 
 from pe_bench.commands.reproduce.claims import Judged, Measurements, Outcome, Series, judge_claim
 from pe_bench.commands.reproduce.papers import Claim, LedgerClaim
-from pe_bench.commands.reproduce.pieces import minor_version
+from pe_bench.commands.reproduce.pieces import major_minor
 from pe_bench.commands.reproduce.study import STDLIB, Study
 from pe_bench.report.records import label_of
 from pe_bench.runs.rows import Row, grouped, has_number, level_of
@@ -146,7 +146,7 @@ def _incomparable_reason(ours: LevelRow, table: LevelRow) -> str:
         there = table[name]
         is_equal = here == there
         if name == "torch":
-            is_equal = minor_version(here) == minor_version(there)
+            is_equal = major_minor(here) == major_minor(there)
         if not is_equal:
             return f"{reason} ({here[:8]} here, {there[:8]} in the table)"
     return ""

@@ -18,7 +18,7 @@ import torch
 from pe_bench.commands.reproduce.study import STDLIB, FinishedStep, Study, Sweep
 from pe_bench.errors import RunError, UserError, require
 from pe_bench.runs.folder import RunFolder
-from pe_bench.runs.kept import keep_anchors, keep_run
+from pe_bench.runs.kept import copy_anchors, copy_run
 from pe_bench.runs.rows import Row
 from pe_bench.runs.scores import MEANS_FILE
 from pe_bench.runs.untrusted import read_json
@@ -169,8 +169,8 @@ class StoredPieces:
 
         kept_runs = self.folder / "runs"
         for name, rows in rows_of.items():
-            keep_run(results_dir / "runs" / name, rows, kept_runs / name)
-            keep_anchors(results_dir / "anchors", rows, self.folder / "anchors")
+            copy_run(results_dir / "runs" / name, rows, kept_runs / name)
+            copy_anchors(results_dir / "anchors", rows, self.folder / "anchors")
         pieces = [stored for stored in self.read() if stored.key != piece.key]
         pieces.append(replace(piece, runs=(*piece.runs, *names)))
         write_json(self._index_file, {"pieces": list(map(asdict, pieces))})
@@ -179,8 +179,8 @@ class StoredPieces:
         """Raise `UserError` if another version of PyTorch made the stored pieces."""
         stored = self._rows(self.read())
         if stored:
-            here = minor_version(torch.__version__)
-            there = minor_version(stored[0].torch)
+            here = major_minor(torch.__version__)
+            there = major_minor(stored[0].torch)
             message = f"stored pieces were made with PyTorch {there}, and {here} is here"
             way_out = f"install PyTorch {there}, or delete {self.folder} to make all pieces anew"
             require(here == there, f"{message}: {way_out}")
@@ -192,8 +192,8 @@ class StoredPieces:
         others = [other for other in self.read() if other.key != piece.key]
         stored = self._rows(others)
         if stored:
-            here = minor_version(rows[0].torch)
-            there = minor_version(stored[0].torch)
+            here = major_minor(rows[0].torch)
+            there = major_minor(stored[0].torch)
             message = f"{piece} was made with PyTorch {here}, the stored rows with {there}"
             require(here == there, f"{message}: store the pieces of a study with one version of PyTorch")
         row_at = {_targets_key(row): row for row in stored}
@@ -222,7 +222,7 @@ def _runs_of_fewer_seeds(piece: Piece, stored: Sequence[Piece]) -> tuple[str, ..
     return max(begun, key=len, default=())
 
 
-def minor_version(version: str) -> str:
-    """Return a version without its patch and build: `2.13` of `2.13.0+cpu`."""
+def major_minor(version: str) -> str:
+    """Return the major and minor number of a version: `2.13` of `2.13.0+cpu`."""
     release, _, _ = version.partition("+")
     return ".".join(release.split(".")[:2])

@@ -33,10 +33,10 @@ class SweepView(Live):
         super().__init__(console=console, transient=True, refresh_per_second=5)
 
     def get_renderable(self) -> Group:
-        """Print changes, and return the lines to show below them on a terminal. A thread calls this."""
+        """Print lines on jobs, and return the lines to show below them on a terminal. A thread calls this."""
         states = self.sweep.states()
         for state in states:
-            self._print_change(state)
+            self._print_progress(state)
         self._say_cost(states)
         is_busy = any(state.is_at_work for state in states)
         is_idle = self.sweep.is_stopped and not is_busy
@@ -46,7 +46,7 @@ class SweepView(Live):
             _thread.interrupt_main()
         return self._live_lines(states)
 
-    def _print_change(self, state: JobState) -> None:
+    def _print_progress(self, state: JobState) -> None:
         """Print a line for a job that ended; without a terminal, also lines for its progress.
 
         A job that was done before has no line; it is counted at the end.

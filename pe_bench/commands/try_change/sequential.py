@@ -7,10 +7,11 @@ any change that changes nothing, however many changes they try:
   tests: Foster and Stine, 2008; Tian and Ramdas, 2021, "Online control of the familywise error rate").
 - The change is better if it is better at the training length or at the longest length, each judged at half of
   that share.
-- The looks after 3, 5, 8, 13, 21 and more seeds spend that half between them (Lan and DeMets, 1983). The look
-  after five spends the most, and from the fourth look on each spends half as much as the one before. From
-  look to look the number of seeds grows by 1.6, and the critical value hardly: more seeds settle any
-  difference. The errors of looks at most add up, whatever their dependence, so stopping early is allowed.
+- The looks after 3, 5, 8, 13, 21 and more seeds spend that half between them (alpha spending over looks: Lan
+  and DeMets, 1983). The look after five spends the most, and from the fourth look on each spends half as much
+  as the look before. From look to look the number of seeds grows by 1.6, and the critical value hardly: more
+  seeds settle any difference. The errors of looks at most add up, whatever their dependence, so stopping
+  early is allowed.
 
 At each look the change has to pass two tests, so the error is at most that of either:
 
@@ -144,7 +145,7 @@ def next_look(seeds: int) -> int | None:
 
 @dataclass(frozen=True)
 class Look:
-    """The differences after some seeds of a try, and the answer that they give."""
+    """An interim look at a try: its differences after some seeds, and the answer that they give."""
 
     seeds: int
     number: Floats  # the number of the try against its baseline, from 1
@@ -173,7 +174,10 @@ class Look:
 
     @property
     def better_at(self) -> tuple[Any, Any]:
-        """Whether the change is surely better, by any amount, at the training length, and at the longest."""
+        """Whether the change is surely better, by any amount: at the training length; at the longest.
+
+        Each is a bool, or an array with one for each of many tries, as are `is_better` and the like.
+        """
         (_, high), (_, high_at_longest) = self.bounds
         return high < 0, high_at_longest < 0
 

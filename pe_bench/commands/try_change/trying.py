@@ -127,7 +127,7 @@ class Outcome:
         lines.append(f"  {change_works} ({tried.baseline} {baseline_works})")
         lines.append(f"  a step takes {cost}")
         if not seen.is_sure:
-            lines.append(f"  {self._settling_text()}")
+            lines.append(f"  {self._more_seeds_text()}")
         earlier = self.earlier
         if earlier is not None and earlier.at_training is not None:
             means = f"{earlier.at_training:+.4f} and {earlier.at_longest:+.4f}"
@@ -142,7 +142,7 @@ class Outcome:
             return f"better at {trained}, worse at {longest}"
         return f"better at {longest}, worse at {trained}"
 
-    def _settling_text(self) -> str:
+    def _more_seeds_text(self) -> str:
         """Return a sentence on the seeds and minutes that would settle an unclear answer."""
         seeds = self.look.seeds
         if not self.look.is_scheduled:

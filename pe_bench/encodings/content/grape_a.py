@@ -64,7 +64,10 @@ class GrapeA(LayerEncoding):
         return query_columns, key_columns
 
     def slope(self, side: Side, direction: Tensor | None) -> Tensor:
-        """Return each token's part of the slope, a or c [B, H, n]; 0 without a direction."""
+        """Return each token's part of the slope [B, H, n]: a of queries, c of keys; 0 without a direction.
+
+        direction: v for queries or u for keys, [H, K].
+        """
         dtype = precise(side.raw.dtype)
         x = side.raw.to(dtype)
         if direction is None:

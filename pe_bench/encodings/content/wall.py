@@ -63,11 +63,11 @@ class Wall(LayerEncoding):
 
 
 def _scores_within_blocks(q: Tensor, k: Tensor, passed: Tensor) -> Tensor:
-    """Return the unscaled scores [.., n, n] of a block of n queries and their own keys [.., n, K].
+    """Return the unscaled scores [.., n, n] of n queries [.., n, K] and the keys [.., n, K] of their tokens.
 
-    passed: P [.., n, K]. Scores of keys after the query are 0. The scores of a block are built from those of
-    its two halves, all blocks of one size at once: keys of the first half fade up to the block's middle, and
-    queries of the second half from there.
+    passed: P [.., n, K], the log forget gates summed up to each token. Scores of keys after the query are 0.
+    The scores of a block are built from those of its two halves, all blocks of one size at once: keys of the
+    first half fade up to the block's middle, and queries of the second half from there.
     """
     count = q.shape[-2]
     size = 1 << (count - 1).bit_length()

@@ -36,9 +36,9 @@ class String(EffectiveDistance):
     """Options:
 
     train_length: sets shift_from and local_window; ignored if both are given
-    shift_from: shorter distances are unchanged; null: a third of train_length
-    local_window: shift_from is shortened to this distance; null: a 32nd of train_length
-    attention_factor: of queries and keys; null: 0.1 ln 2 + 1
+    shift_from: distances below it are unchanged; null: a third of train_length
+    local_window: the distance shift_from is shortened to this; null: a 32nd of train_length
+    attention_factor: multiplies queries and keys; null: 0.1 ln 2 + 1
     """
 
     train_length: int

@@ -41,7 +41,7 @@ class PoSE(PositionalEncoding):
         return self._with_a_gap(index, len(tokens), generator) if train else index
 
     def _with_a_gap(self, index: Tensor, batch: int, generator: torch.Generator | None) -> Tensor:
-        """Return positions [B, T], drawn for each sequence."""
+        """Return ids [B, T]: `index` [T], with a gap at a place and of a size drawn for each sequence."""
         count = len(index)
         if count > self.max_position:
             raise LengthError(f"{count} tokens need a max_position of {count}, not {self.max_position}")

@@ -102,7 +102,10 @@ def rotate_both(
 
 
 def turn_both(queries: Side, keys: Side, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """Return queries and keys turned in half layout by cosines and sines [.., N, K/2] of the keys."""
+    """Return queries [.., Q, K] and keys [.., N, K] turned in half layout.
+
+    cos, sin: of the angles of the keys, [.., N, K/2]; queries take the last Q.
+    """
     first_query = keys.x.shape[-2] - queries.x.shape[-2]
     query_cos = cos[..., first_query:, :]
     query_sin = sin[..., first_query:, :]
@@ -112,12 +115,12 @@ def turn_both(queries: Side, keys: Side, cos: Tensor, sin: Tensor) -> tuple[Tens
 
 @fused_on_gpu
 def turn_in_type(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
-    """Call `turn` in the type of the cosines, and return the result in the type of x."""
+    """Return `turn(x, cos, sin, layout)` in the type of x, computed in the type of `cos`."""
     return turn(x.to(cos.dtype), cos, sin, layout).to(x.dtype)
 
 
 def turn(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
-    """Turn the pairs of x [.., n, K] by cosines and sines [.., n, K/2]."""
+    """Turn the pairs of x [.., n, K] by the angles with these cosines and sines [.., n, K/2]."""
     # Whole rows at a time, which takes half as long as pair by pair.
     cosines = join_pairs(cos, cos, layout)
     sines = join_pairs(-sin, sin, layout)

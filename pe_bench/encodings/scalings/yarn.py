@@ -30,7 +30,7 @@ from pe_bench.encodings.scalings.rope_scaling import ScaledRotation
 class YaRN(RopeNTKByParts):
     """Options:
 
-    attention_factor: of queries and keys; null: 0.1 ln(factor) + 1; or a number, at every length
+    attention_factor: multiplies queries and keys; null: 0.1 ln(factor) + 1; or a number, at every length
     """
 
     attention_factor: Positive | None = None

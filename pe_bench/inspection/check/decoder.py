@@ -1,5 +1,8 @@
 """Checks of what hooks return, of a class's code, and of an encoding in a whole decoder.
 
+The function of a check, such as `device`, returns what was measured, as text. It raises `FailureError` if the
+property does not hold, and `UnclaimedError` if the encoding does not claim it or the check cannot judge it.
+
 Letters: B batch, H query heads, T tokens, Q queries, N keys, K head width, D model width, n distances.
 """
 
@@ -195,8 +198,8 @@ def device(case: Case) -> str:
 
     Look at: torch.arange, tensor, zeros, .. without device=, or a tensor that is no buffer.
 
-    Tensors of the meta device, which cannot be mixed with those of the CPU, hold no values: code that reads
-    one, as in `if position.max() > n`, cannot be followed.
+    Tensors of the meta device cannot be mixed with tensors of the CPU, and hold no values: for code that
+    reads a value, as in `if position.max() > n`, the property counts as not claimed.
     """
     encoding = case.as_built()
     layers = distinct_layers(encoding)  # which reads values, to tell kinds apart

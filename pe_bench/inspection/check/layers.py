@@ -1,6 +1,10 @@
 """Checks of an encoding in the attention of one layer, for each kind of layer that it has.
 
 The last ones check arithmetic, and sizes at which code often has a limit: far out, wide heads, many keys.
+
+The function of a check, such as `norm`, returns what was measured, as text. It raises `FailureError` if the
+property does not hold, and `UnclaimedError` if the encoding does not claim it or the check cannot judge it.
+
 Letters: B batch, H query heads, T tokens, K head width.
 """
 
@@ -163,11 +167,11 @@ def fused(case: Case) -> str:
 def _paths_agree(
     case: Case, positions: Iterable[Tensor], double: float, single: float, gradient: float
 ) -> str:
-    """Compare the chosen paths, with and without gradients, with the reference in float64.
+    """Compare the attention paths that are chosen for a layer with the reference path in float64.
 
-    double: the largest error of outputs and gradients in float64. single: the largest error of outputs in
-    float32. gradient: the largest error of gradients in float32. Returns the measured error of outputs in
-    float32 as a text. Raises `FailureError` for a larger error.
+    positions: the positions [T] of the tokens of each text to compare on. double: the largest error allowed
+    for outputs and gradients in float64; single: for outputs in float32; gradient: for gradients in float32.
+    Returns the measured error of outputs in float32, as text. Raises `FailureError` for a larger error.
     """
     doubles, singles, slopes = [], [], []
     for position, (exact, rounded) in product(positions, case.both_precisions()):

@@ -255,7 +255,11 @@ def queries_band(products: Tensor, before: int) -> Tensor:
 
 
 def keys_band(products: Tensor, before: int) -> Tensor:
-    """Return, as `queries_band`, each key's product with the row of the distance; products: [.., N, R]."""
+    """Return, for each query and key, the key's product with the row of their distance, [.., Q, N].
+
+    products: of keys with the R rows of a table by distance, [.., N, R]. before: the number of keys before
+    the first query. The result is zero at distances of R or more, and arbitrary for later keys.
+    """
     keys, rows = products.shape[-2:]
     return _shifted(products, (keys, keys - before), before).tril(rows - 1 - before).mT
 

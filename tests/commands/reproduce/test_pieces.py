@@ -22,7 +22,7 @@ from pe_bench.commands.reproduce.pieces import Piece, StoredPieces, _runs_of_few
 from pe_bench.commands.reproduce.study import FinishedStep, Study, read_study
 from pe_bench.errors import UserError
 from pe_bench.runs.folder import RunFolder
-from pe_bench.runs.kept import keep_run
+from pe_bench.runs.kept import copy_run
 from pe_bench.runs.rows import read_rows, write_rows
 
 MODEL = """[model.d_model=16, model.n_layers=2, model.n_heads=2, model.d_ff=24, train.batch_tokens=64,
@@ -275,7 +275,7 @@ def test_a_second_piece_keeps_what_an_earlier_one_stored_of_the_same_run(
     run = stored.read()[0].runs[0]
     rows = read_rows(stored.folder / "runs" / run / "eval.csv")
     first = next(row for row in rows if row.length == 16)
-    keep_run(Path("results/runs") / run, [first], stored.folder / "runs" / run)
+    copy_run(Path("results/runs") / run, [first], stored.folder / "runs" / run)
     folder = RunFolder(stored.folder / "runs" / run)
     assert {row.key for row in folder.rows} == {row.key for row in rows}
     assert all(folder.means.of(row) is not None for row in rows if row.bits_per_byte is not None)
