@@ -169,7 +169,7 @@ class HuggingFaceModel(LanguageModel):
 
     def _try_parts(self) -> bool:
         """Return whether a few tokens have the same output if the two halves of the layers run apart."""
-        has_all_blocks = len(self._blocks) == self.n_layers
+        has_all_blocks = len(self.blocks) == self.n_layers
         if self.n_layers < 2 or self.state is None or not has_all_blocks:
             return False
         tokens = torch.arange(TRIAL_TOKENS, device=self.device)[None] % self.vocab_size
@@ -188,11 +188,11 @@ class HuggingFaceModel(LanguageModel):
                 return False
 
     @property
-    def _blocks(self) -> Sequence[nn.Module]:
-        """Return the model's layers in order; empty if they are not found."""
-        for child in self.trunk.children():
-            if isinstance(child, nn.ModuleList) and len(child) == self.n_layers:
-                return list(child)
+    def blocks(self) -> Sequence[nn.Module]:
+        """Return the model's layers in order; empty if its architecture does not list them."""
+        for module in self.trunk.modules():
+            if isinstance(module, nn.ModuleList) and len(module) == self.n_layers:
+                return list(module)
         return []
 
     @contextmanager
@@ -201,7 +201,7 @@ class HuggingFaceModel(LanguageModel):
         if self.inputs is None and self.outputs is None:
             yield
             return
-        blocks = self._blocks
+        blocks = self.blocks
         below = blocks[: self.numbers.start]
         above = blocks[self.numbers.stop :]
         state = None if self.inputs is None else next(self.inputs)

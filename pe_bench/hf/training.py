@@ -8,7 +8,7 @@ Letters: B windows, T tokens, N tokens of all windows, D model width.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -46,14 +46,6 @@ class Settings:
     dtype: torch.dtype  # the type of matrix products
 
 
-def layers_of(model: HuggingFaceModel) -> Sequence[nn.Module]:
-    """Return the layers of a model in order; empty if its architecture does not list them."""
-    for module in model.trunk.modules():
-        if isinstance(module, nn.ModuleList) and len(module) == model.n_layers:
-            return [*module]
-    return []
-
-
 def trained_parameters(model: HuggingFaceModel, count: int | None) -> nn.ParameterDict:
     """Return the parameters to train, by their names, and freeze all others.
 
@@ -62,7 +54,7 @@ def trained_parameters(model: HuggingFaceModel, count: int | None) -> nn.Paramet
     """
     chosen = model.causal.parameters()
     if count is not None:
-        layers = layers_of(model)
+        layers = model.blocks
         message = (
             f"--train-layers {count}: this checkpoint has {len(layers)} layers that can be trained alone"
         )
@@ -80,7 +72,7 @@ def trained_parameters(model: HuggingFaceModel, count: int | None) -> nn.Paramet
 
 def recompute_layers(model: HuggingFaceModel) -> None:
     """Turn on gradient checkpointing: each layer keeps only its input, and recomputes its activations."""
-    for layer in layers_of(model):
+    for layer in model.blocks:
         layer.forward = partial(_recomputed, layer.forward)
 
 
