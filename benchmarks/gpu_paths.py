@@ -9,7 +9,7 @@ NAMES are encodings, by default all, and their options.
 
 import argparse
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -139,10 +139,9 @@ def compare(
 
 
 def with_gradients(
-    path: object, layer: LayerEncoding, inputs: Inputs, position: Tensor, window: int | None
+    path: Callable[..., Tensor], layer: LayerEncoding, inputs: Inputs, position: Tensor, window: int | None
 ) -> tuple[Tensor, list[Tensor]]:
     """Return the output, and the gradients of its sum of squares to inputs and parameters."""
-    assert callable(path)
     wanted = [*(tensor.requires_grad_() for tensor in inputs), *layer.parameters()]
     output = path(layer, *inputs, position, window)
     found = torch.autograd.grad(output.double().square().sum(), wanted, allow_unused=True)

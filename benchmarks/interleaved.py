@@ -25,9 +25,10 @@ def interleaved(
     its threads, in place of wall-clock time.
     """
     clock = time.process_time if of_processor else time.perf_counter
-    found: Seconds = {name: [] for name in calls}
+    names = list(calls)
+    found: Seconds = {name: [] for name in names}
     for number in range(-warm_up, repeats):
-        for name in list(calls) if number % 2 == 0 else reversed(calls):
+        for name in names if number % 2 == 0 else reversed(names):
             began = clock()
             calls[name]()
             if number >= 0:

@@ -73,7 +73,11 @@ class Size:
 
 def x_transformers(encoding: str, size: Size) -> nn.Module:
     """Return a decoder with RMSNorm, SwiGLU, no biases and tied embeddings: windows [B, T] to a loss."""
-    from x_transformers import AutoregressiveWrapper, Decoder, TransformerWrapper
+    from x_transformers import (  # pyright: ignore[reportMissingImports]
+        AutoregressiveWrapper,
+        Decoder,
+        TransformerWrapper,
+    )
 
     torch.manual_seed(size.seed)
     layers = Decoder(

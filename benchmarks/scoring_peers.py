@@ -19,6 +19,7 @@ from peers import LIBRARIES, Size, bloom, how_to_get, llama, x_transformers
 
 from pe_bench.config.compose import compose
 from pe_bench.config.parse import parse_config
+from pe_bench.encodings.spec import EncodingSpec
 from pe_bench.errors import UserError
 from pe_bench.inspection.speed import ScoringPass
 from pe_bench.system.machine import PeakMemory
@@ -31,7 +32,7 @@ Scoring = Callable[[], object]
 
 def ours(encoding: str, size: Size) -> Scoring:
     config = parse_config(compose([f"encoding={encoding}", *size.overrides]))
-    return ScoringPass(config, [], size.length, CPU)
+    return ScoringPass(config, EncodingSpec(config.encoding), size.length, CPU)
 
 
 def of_x_transformers(encoding: str, size: Size) -> Scoring:

@@ -58,7 +58,7 @@ def measured(run: Path, config: Config) -> tuple[TargetBlocks, dict[int, np.ndar
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / run.name
         shutil.copytree(run, copy)
-        rows = score_finished(*load_finished(copy, config), Path(folder))
+        rows = score_finished(load_finished(copy, config), Path(folder))
         nll = {row.length: load_scores(score_file(copy, row)).nll for row in rows if row.status == "ok"}
     bits = {length: nats.reshape(len(blocks), -1) / math.log(2) for length, nats in nll.items()}
     trained = bits.pop(config.train.length)

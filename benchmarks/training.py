@@ -16,6 +16,7 @@ from dataclasses import dataclass, fields, replace
 from io import StringIO
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import numpy as np
 import torch
@@ -160,9 +161,7 @@ def tuned_nanogpt_step(checkout: Path, size: Size, bf16: bool) -> Step:
     return Step(loop, parameters(model))
 
 
-def nanogpt_loop(
-    called: Callable, model: nn.Module, size: Size, fused: bool, bf16: bool
-) -> Callable[[], None]:
+def nanogpt_loop(called: Callable, model: Any, size: Size, fused: bool, bf16: bool) -> Callable[[], None]:
     """Return one iteration of the loop in nanoGPT's train.py, with the numbers given there."""
     with redirect_stdout(StringIO()):
         # nanoGPT takes the fused AdamW for the device "cuda"; it runs on a CPU too.

@@ -178,7 +178,7 @@ def _encoding_pages(
     drawn = os.environ.get("SITE_PICTURES", "").split(",")
     entries, measured, costs, catalogue_lines = bibliography(), _measured(), _costs(), _catalogue_lines()
     table = (ROOT / "docs" / "encodings.md").read_text(encoding="utf-8").partition(YOU_KNOW_IT_AS)[2]
-    other_names = KNOWN_AS.findall(table.partition("\n## ")[0])
+    known_as = KNOWN_AS.findall(table.partition("\n## ")[0])
     mathml = LatexToMathML()
     pages, pictures = {}, {}
     for subject, record in zip(subjects, records, strict=True):
@@ -187,7 +187,7 @@ def _encoding_pages(
             ("family", record["family"]),
             ("parameters, in the tiny model", f"{record['parameters']:,}"),
             ("past the training length", record["past_training"]),
-            ("also known as", "; ".join(words for words, here in other_names if name in CODE.findall(here))),
+            ("also known as", "; ".join(words for words, here in known_as if name in CODE.findall(here))),
             ("note", other_names(record)),
             ("a training step", costs.get(label, "")),
         ]

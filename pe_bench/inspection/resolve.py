@@ -60,6 +60,17 @@ class ResolvedEncoding:
         label = self.spec.label
         return label if len(label) <= MAX_LABEL else self.name
 
+    @property
+    def label_with_file(self) -> str:
+        """The label, with the file of a class from a file before it: `my.py:RootBias+logn`.
+
+        So classes of two files with one name have two labels.
+        """
+        file, separator, _ = self.name.partition(".py:")
+        if not separator or self.label.startswith(file):
+            return self.label
+        return f"{file}{separator}{self.label}"
+
     def with_examples(self) -> "ResolvedEncoding":
         """Return the encoding with an example for each required option without a value."""
         values = self.spec.with_examples().values

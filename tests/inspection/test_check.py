@@ -1,5 +1,6 @@
 """The conformance suite finds what is wrong with an encoding, where it is wrong, and nothing else."""
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,6 +9,7 @@ import pytest
 import torch
 from support import wrong_encodings
 from support.cases import LONG, PROPERTY, failures, find_case, find_wrong, finding
+from support.shown import ROOT_BIAS
 from support.wrong_encodings import WRONG
 
 from pe_bench.errors import UserError
@@ -96,6 +98,15 @@ def test_a_failure_says_by_how_much_and_where_to_look_and_verbose_shows_every_pr
     outcome = command("check", "nope", "--verbose")
     table = outcome.out.split("\n\n")[1].splitlines()[1:]
     assert [line.split()[0] for line in table if line[0] != " "] == [one.name for one in PROPERTIES]
+
+
+def test_two_files_may_give_their_classes_one_name(command, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    names = ["one.py:RootBias", "two.py:RootBias"]
+    for name in names:
+        Path(name.removesuffix(":RootBias")).write_text(ROOT_BIAS)
+    rows = json.loads(command("check", *names, "--json").out)["encodings"]
+    assert [row["encoding"] for row in rows] == names
 
 
 def test_options_reach_a_class_in_a_file_and_its_modifiers() -> None:

@@ -195,7 +195,7 @@ def find_cases(arguments: Sequence[str], search: Sequence[Path] = ()) -> list[Ca
     search: folders with a person's own YAML files. Raises `UserError`.
     """
     subjects = resolve([*OVERRIDES, *arguments], search)
-    return [Case(subject.label, subject.spec, subject.examples) for subject in subjects]
+    return [Case(subject.label_with_file, subject.spec, subject.examples) for subject in subjects]
 
 
 # The parts of an encoding
