@@ -1,5 +1,6 @@
 """A study over sizes of model: its table, how far two sizes order encodings alike, and its picture."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -70,8 +71,9 @@ def test_a_table_and_a_picture_show_each_size_and_what_was_not_run(
     assert any(line.split()[:3] == ["alibi", "small", "4,800,000"] and "-0.050" in line for line in lines)
     assert "not run: small, tiny's tokens" in lines
     assert any(line.startswith("  probe | tiny at 1x: +0.33") for line in lines)
-    draw_sizes(sizes, study, tmp_path / "sizes.png")
-    assert (tmp_path / "sizes.png").stat().st_size > 1_000
+    draw_sizes(sizes, study, tmp_path / "sizes.svg")
+    drawn = (tmp_path / "sizes.svg").read_text()
+    assert re.findall(r">([\d.]+M)<", drawn) == ["0.1M", "0.8M", "5M"] and "$" not in drawn
 
 
 def test_what_a_scaling_repairs_is_a_line_of_its_own_and_has_no_part_in_the_order(
