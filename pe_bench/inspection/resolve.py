@@ -66,10 +66,11 @@ class ResolvedEncoding:
 
         So classes of two files with one name have two labels.
         """
-        file, separator, _ = self.name.partition(".py:")
+        path, separator, _ = self.name.partition(".py:")
+        file = path + separator
         if not separator or self.label.startswith(file):
             return self.label
-        return f"{file}{separator}{self.label}"
+        return file + self.label
 
     def with_examples(self) -> "ResolvedEncoding":
         """Return the encoding with an example for each required option without a value."""

@@ -102,7 +102,7 @@ def test_a_failure_says_by_how_much_and_where_to_look_and_verbose_shows_every_pr
 
 def test_two_files_may_give_their_classes_one_name(command, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
-    names = ["one.py:RootBias", "two.py:RootBias"]
+    names = ["Root.py:RootBias", "two.py:RootBias"]
     for name in names:
         Path(name.removesuffix(":RootBias")).write_text(ROOT_BIAS)
     rows = json.loads(command("check", *names, "--json").out)["encodings"]
