@@ -24,7 +24,7 @@ from pe_bench.system.machine import processor_facts, processor_features
 SOURCE_FOLDER = Path(__file__).parent
 KERNEL_SOURCE = SOURCE_FOLDER / "kernel.cpp"
 BFLOAT16_SOURCE = SOURCE_FOLDER / "bfloat16.cpp"
-HEADERS = ("common.h", "entries.h", "layers.h", "muon.h", "products.h", "tiles.h")
+HEADERS = ("common.h", "entries.h", "layers.h", "muon.h", "products.h", "recurrence.h", "tiles.h")
 LIBRARY_FILE = "kernel.so"
 ENTRY_FUNCTION = "pe_bench_use_threads"  # a function that each library has
 COMPILERS = ("c++", "g++", "clang++")

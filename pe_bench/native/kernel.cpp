@@ -347,3 +347,4 @@ struct Backward : Head {
 #include "entries.h"
 #include "layers.h"
 #include "muon.h"
+#include "recurrence.h"

@@ -20,6 +20,7 @@ from pe_bench.encodings.recurrent.recurrence import (
     Recurrent,
     chunked_recurrence,
     convolved,
+    fast_recurrence,
     recurrence,
     unit_norm,
 )
@@ -34,6 +35,7 @@ from pe_bench.inspection.check.case import (
     tokens,
 )
 from pe_bench.model.attention import RECURRENT, attention, choose_path, reference_attention
+from pe_bench.native.recurrence import has_native_recurrence
 
 B, H, T, K, V = 2, 3, 75, 8, 5
 D = 16
@@ -67,6 +69,51 @@ def test_chunks_give_the_recurrence_and_its_gradients_at_any_decay(
         assert rounded.isfinite().all()
         assert largest_difference(double, exact) <= 1e-13 * max(1.0, float(exact.abs().max()))
         assert largest_difference(rounded, exact) <= 1e-4 * float(exact.abs().max())
+
+
+@pytest.mark.parametrize("corrects", [True, False])
+@pytest.mark.parametrize("groups", [1, K])
+@pytest.mark.parametrize("decay", [0, 0.1, 5, 60])
+def test_compiled_code_gives_the_recurrence_and_its_gradients_at_any_decay(
+    decay: float, groups: int, corrects: bool
+) -> None:
+    inputs = leaves(decay, groups, torch.float32)
+    assert has_native_recurrence(*inputs)
+    truth = outputs_and_gradients(recurrence, leaves(decay, groups), corrects)
+    found = outputs_and_gradients(fast_recurrence, inputs, corrects)
+    for exact, rounded in zip(truth, found, strict=True):
+        assert largest_difference(rounded, exact) <= 1e-6 * float(exact.abs().max())
+
+
+@pytest.mark.parametrize("width", [1, 16, 33, 65, 130])
+def test_compiled_code_takes_values_of_any_width_and_tensors_of_any_strides(width: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    k, q = unit_norm(torch.randn(2, 1, 70, 2, K, generator=generator)).transpose(2, 3)
+    v = torch.randn(1, 70, 2, 2 * width, generator=generator).transpose(1, 2)[..., ::2]
+    log_decay = torch.tensor([-0.1, -1.0]).view(1, 2, 1, 1).expand(1, 2, 70, 1)
+    strength = torch.rand(1, 70, 2, generator=generator).transpose(1, 2)
+    inputs = [each.requires_grad_() for each in (q, k, v, log_decay, strength)]
+    found = outputs_and_gradients(fast_recurrence, inputs, True)
+    exact = outputs_and_gradients(
+        recurrence, [each.detach().double().requires_grad_() for each in inputs], True
+    )
+    for rounded, truth in zip(found, exact, strict=True):
+        assert largest_difference(rounded, truth) <= 1e-6 * float(truth.abs().max())
+    with torch.no_grad():
+        assert torch.equal(fast_recurrence(RecurrenceInputs(*inputs)), found[0])
+
+
+def test_threads_change_no_bit_of_a_recurrence() -> None:
+    results = []
+    threads = torch.get_num_threads()
+    try:
+        for count in (1, 3):
+            torch.set_num_threads(count)
+            results.append(outputs_and_gradients(fast_recurrence, leaves(1, K, torch.float32), True))
+    finally:
+        torch.set_num_threads(threads)
+    for one, three in zip(*results, strict=True):
+        assert torch.equal(one, three)
 
 
 def test_a_state_decays_before_it_is_corrected_and_a_token_reads_itself() -> None:
@@ -218,7 +265,10 @@ def test_retention_is_a_matrix_of_powers_of_each_heads_decay() -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize("name", WRONG_LAYERS)
-def test_a_fault_that_is_planted_in_a_layer_without_softmax_is_found(name: str) -> None:
+def test_a_fault_that_is_planted_in_a_layer_without_softmax_is_found(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "has_native_recurrence", lambda *_: False)  # the faults are in chunks
     by, options = WRONG_LAYERS[name]
     kind = getattr(wrong_encodings, name)
     if by == STRONG_DECAYS:

@@ -117,6 +117,30 @@ bool try_rotation(const Shape& shape, int64_t pairs) {
     pe_bench_rotate(&shape, &X, angles.data(), angles.data(), 0, pairs, -1, &OUT);
     return all_finite(out);
 }
+
+bool try_recurrence(const Shape& shape, bool corrects, bool decays_by_row) {
+    const int64_t rows = shape.batch * shape.heads * shape.tokens, decays = decays_by_row ? shape.width : 1;
+    auto q = random_numbers(rows * shape.width), k = q, v = random_numbers(rows * shape.value_width), slope = v;
+    std::vector<Number> log_decay(static_cast<size_t>(rows * decays), -1), strength(static_cast<size_t>(rows), 0.1f);
+    std::vector<Number> out(v.size()), dq(q.size()), dk(k.size()), dv(v.size());
+    std::vector<Number> of_log_decay(log_decay.size()), of_strength(strength.size());
+    for (Number& each : k) each /= float(shape.width);  // so that corrections shrink the state
+    std::vector<float> states(
+        static_cast<size_t>(shape.batch * shape.heads * chunks_of(shape.tokens) * shape.width * shape.value_width));
+    const Tensor Q = seen_as(q, shape, shape.width), K = seen_as(k, shape, shape.width);
+    const Tensor V = seen_as(v, shape, shape.value_width), OUT = seen_as(out, shape, shape.value_width);
+    const Tensor G = seen_as(log_decay, shape, decays), DG = seen_as(of_log_decay, shape, decays);
+    const Tensor B = seen_as(strength, shape, 1), DB = seen_as(of_strength, shape, 1);
+    const Tensor SLOPE = seen_as(slope, shape, shape.value_width), DQ = seen_as(dq, shape, shape.width);
+    const Tensor DK = seen_as(dk, shape, shape.width), DV = seen_as(dv, shape, shape.value_width);
+    const Tensor *given = corrects ? &B : nullptr, *of_given = corrects ? &DB : nullptr;
+    if (pe_bench_recurrence(&shape, &Q, &K, &V, &G, given, decays, &OUT, states.data()) ||
+        pe_bench_recurrence_backward(&shape, &Q, &K, &V, &G, given, decays, &SLOPE, states.data(), &DQ, &DK, &DV, &DG,
+                                     of_given))
+        return false;
+    return all_finite(out) && all_finite(dq) && all_finite(dk) && all_finite(dv) && all_finite(of_log_decay) &&
+           all_finite(of_strength);
+}
 #endif
 
 }  // namespace
@@ -133,6 +157,15 @@ int main() {
                     }
                 }
 #ifndef OF_BFLOAT16
+    for (const int64_t tokens : {1, 31, 32, 33, 100})
+        for (const int64_t width : SOME_WIDTHS)
+            for (const int64_t value_width : {1, 16, 20, 33, 65})
+                for (const bool corrects : {true, false})
+                    for (const bool decays_by_row : {true, false})
+                        if (!try_recurrence({2, 2, tokens, width, value_width, 1, 3}, corrects, decays_by_row)) {
+                            std::printf("failed: recurrence of %ld tokens, width %ld\n", long(tokens), long(width));
+                            return 1;
+                        }
     for (const int64_t rows : {1, 31, 32, 33, 100})
         for (const int64_t width : {1, 7, 16, 33, 128})
             for (const int threads : {1, 3})

@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from pe_bench.encodings.base import LayerEncoding, full_precision, precise
+from pe_bench.native.recurrence import has_native_recurrence, native_recurrence
 
 TOKENS_PER_CHUNK = 32  # tokens
 TOKENS_PER_SEGMENT = 4_096  # tokens computed at once without gradients, which bounds the memory
@@ -62,6 +63,13 @@ def recurrence(inputs: RecurrenceInputs) -> Tensor:
         state = state + key * added
         outputs.append(q[..., t, None, :] @ state)
     return torch.cat(outputs, -2)
+
+
+def fast_recurrence(inputs: RecurrenceInputs) -> Tensor:
+    """Return the result of `recurrence`: by compiled code if it can handle the inputs, or else in chunks."""
+    if has_native_recurrence(*inputs):
+        return native_recurrence(*inputs)
+    return chunked_recurrence(inputs)
 
 
 def chunked_recurrence(inputs: RecurrenceInputs) -> Tensor:
@@ -179,7 +187,7 @@ class Recurrent(LayerEncoding, ABC):
         return self._attend_precisely(recurrence, x, q, k, v)
 
     def attend_chunked(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return self._attend_precisely(chunked_recurrence, x, q, k, v)
+        return self._attend_precisely(fast_recurrence, x, q, k, v)
 
     def state_after(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> State:
         """Return the log decays and the last state of a text, given the arguments of `attend`."""
