@@ -253,6 +253,15 @@ def strided(x: Tensor, columns: Tensor | None = None) -> Any:
     return ctypes.byref(rows)
 
 
+def can_be_read(x: Tensor) -> bool:
+    """Return true if compiled code can read x, which needs memory of its own on the CPU.
+
+    Fake tensors and those of PyTorch's compiler have none.
+    """
+    is_plain = type(x) in (Tensor, torch.nn.Parameter) and x.device.type == "cpu"
+    return is_plain and not torch.compiler.is_compiling()
+
+
 def pointer_to(x: Tensor | None) -> ctypes.c_void_p | None:
     return None if x is None else ctypes.c_void_p(x.data_ptr())
 

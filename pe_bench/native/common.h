@@ -92,6 +92,16 @@ inline float sum_of(floats value) {
     return sum;
 }
 
+// The same sum in another order, which takes fewer steps: the upper half of the lanes is added to the lower one.
+inline float sum_by_halves(floats value) {
+    typedef float quad __attribute__((vector_size(4 * sizeof(float))));
+    quad quads[LANES / 4];
+    std::memcpy(quads, &value, sizeof value);
+    for (int half = LANES / 8; half > 0; half /= 2)
+        for (int n = 0; n < half; ++n) quads[n] += quads[n + half];
+    return (quads[0][0] + quads[0][2]) + (quads[0][1] + quads[0][3]);
+}
+
 // e^x for x <= 0, to 2 units in the last place; 0 where it would be no normal number. e^x = 2^n e^r with
 // |r| <= ln(2) / 2, and e^r by the polynomial of the Cephes library (Moshier).
 inline floats exp_of_nonpositive(floats x) {

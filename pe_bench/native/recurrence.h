@@ -1,265 +1,318 @@
 // Layers without softmax: every head keeps a matrix S [width, value_width], its state, which each token decays,
 // corrects and reads, in float32.
 //
-//   S <- diag(e^g) S,    u = b (v - S^T k), or v without a correction,    S <- S + k u^T,    o = S^T q
+//   S <- diag(e^g) S,    u = b (v - S^T k), or u = v without a correction,    S <- S + k u^T,    o = S^T q
 //
-// Columns of the state do not depend on each other, so each group of columns is taken through all tokens while it
-// stays in the processor's nearest memory. The backward pass starts from states that the forward pass has kept, one
-// every `CHUNK` tokens, and computes those between them again. One thread does a head of a batch from its beginning
-// to its end, so results do not depend on the number of threads.
+// A row of a state belongs to a feature of the keys, and a column to a feature of the values. Columns do not depend
+// on each other, so a group of columns, few enough for a first-level cache at the usual widths, is taken through all
+// tokens before the next group is. The backward pass starts from states that the forward pass has saved, one every
+// `TOKENS_PER_STATE` tokens, and computes those between them again.
 //
-// A row of a matrix belongs to a feature of the keys, and a column to a feature of the values.
+// In the forward pass one thread does a group of columns of a head from its first to its last token, in the backward
+// pass all groups of a head, so results do not depend on the number of threads.
 #pragma once
 
 #include "layers.h"
 
 namespace {
 
-// The inputs of a recurrence, or their gradients. `log_decay` has one number for each token and row, or one for each
-// token (`decays` is 1). `strength` has one for each token, or is null, and then nothing is corrected.
+constexpr int64_t TOKENS_PER_STATE = 32;
+constexpr int MAX_VECTORS = 4;  // of a group of columns
+
+int64_t saved_states(int64_t tokens) { return (tokens + TOKENS_PER_STATE - 1) / TOKENS_PER_STATE; }
+
+// The inputs of a recurrence, or their gradients. `log_decay` has one number for each row of a token's state, or one
+// for each token (`decays_per_token` is 1). `strength` has one for each token, or is null, and then nothing is
+// corrected.
 struct Recurrence {
     const Strided<float>*q, *k, *v, *log_decay, *strength;
-    int64_t decays;
+    int64_t decays_per_token;
 };
 
-inline float* row_of(const Strided<float>* x, int64_t b, int64_t h, int64_t t) {
-    return x->data + b * x->batch + h * x->heads + t * x->tokens;
+// A token of a head of a batch.
+struct Token {
+    int64_t b, h, t;
+};
+
+inline float* row_of(const Strided<float>* x, const Token& token) {
+    return x->data + token.b * x->batch + token.h * x->heads + token.t * x->tokens;
 }
 
-// The sum of a vector's lanes by halves, which takes fewer steps than one lane after the other.
-inline float folded(floats value) {
-    typedef float quarter __attribute__((vector_size(16)));
-    constexpr int PARTS = LANES / 4;
-    quarter parts[PARTS];
-    std::memcpy(parts, &value, sizeof value);
-    for (int half = PARTS / 2; half > 0; half /= 2)
-        for (int n = 0; n < half; ++n) parts[n] += parts[n + half];
-    return (parts[0][0] + parts[0][2]) + (parts[0][1] + parts[0][3]);
+// e^x of the log decays of a token, for each row of the state. Decays above 0, which no layer here has, are exact too.
+void take_decays(const Recurrence& inputs, const Token& token, int64_t width, float* factors) {
+    const float* log_decay = row_of(inputs.log_decay, token);
+    const auto power = [](floats x) {
+        const floats smaller = exp_of_nonpositive(x > 0.0f ? -x : x);
+        return x > 0.0f ? 1.0f / smaller : smaller;
+    };
+    if (inputs.decays_per_token == 1)
+        std::fill_n(factors, width, power(all(*log_decay))[0]);
+    else
+        each_vector(width, [&](int64_t c, int64_t n) { store(factors + c, power(load(log_decay + c, n)), n); });
 }
 
-// A group of columns, in V vectors.
-template <int V>
-struct Columns {
-    static constexpr int VECTORS = V;
-    static constexpr int64_t WIDTH = V * LANES;
-    int64_t first, count;
+// A group of `count` columns of the states of one head, in so many vectors.
+template <int VECTORS>
+class Columns {
+   public:
+    static constexpr int64_t WIDTH = VECTORS * LANES;
+
+    Columns(int64_t first, int64_t count) : first(first), count(count) {}
 
     void read(const float* row, floats* to) const {
-        for (int n = 0; n < V; ++n) to[n] = load(row + first + n * LANES, lanes(n));
+        for (int n = 0; n < VECTORS; ++n) to[n] = load(row + first + n * LANES, lanes(n));
     }
+
     void write(float* row, const floats* from) const {
-        for (int n = 0; n < V; ++n) store(row + first + n * LANES, from[n], lanes(n));
+        for (int n = 0; n < VECTORS; ++n) store(row + first + n * LANES, from[n], lanes(n));
+    }
+
+    // `saved` is [width, value_width], `state` [width, WIDTH].
+    void save_state(const float* state, int64_t width, float* saved, int64_t value_width) const {
+        floats row[VECTORS];
+        for (int64_t c = 0; c < width; ++c) {
+            std::memcpy(row, state + c * WIDTH, sizeof row);
+            write(saved + c * value_width, row);
+        }
+    }
+
+    void load_state(const float* saved, int64_t value_width, int64_t width, float* state) const {
+        floats row[VECTORS];
+        for (int64_t c = 0; c < width; ++c) {
+            read(saved + c * value_width, row);
+            std::memcpy(state + c * WIDTH, row, sizeof row);
+        }
+    }
+
+    // Takes the state through a token: `decayed` is the state after its decay and before its update, and may be
+    // `state` itself; `error` is v - S^T k and `update` u.
+    void write_token(const Recurrence& inputs, const Token& token, int64_t width, const float* factors, float* state,
+                     float* decayed, floats* error, floats* update) const {
+        const float* k = row_of(inputs.k, token);
+        floats recalled[VECTORS]{};
+        for (int64_t c = 0; c < width; ++c)
+            for (int n = 0; n < VECTORS; ++n) {
+                const int64_t place = c * WIDTH + n * LANES;
+                const floats row = factors[c] * load(state + place);
+                store(decayed + place, row);
+                recalled[n] += k[c] * row;
+            }
+        read(row_of(inputs.v, token), update);
+        if (inputs.strength != nullptr) {
+            const float strength = *row_of(inputs.strength, token);
+            for (int n = 0; n < VECTORS; ++n) {
+                error[n] = update[n] - recalled[n];
+                update[n] = strength * error[n];
+            }
+        }
+        for (int64_t c = 0; c < width; ++c)
+            for (int n = 0; n < VECTORS; ++n) {
+                const int64_t place = c * WIDTH + n * LANES;
+                store(state + place, load(decayed + place) + k[c] * update[n]);
+            }
     }
 
    private:
     int64_t lanes(int n) const { return std::clamp<int64_t>(count - n * LANES, 0, LANES); }
+
+    int64_t first, count;
 };
 
-constexpr int MOST_VECTORS = 4;  // of a group
-
+// Calls `visit` with the group of `count` columns from `first` on.
 template <class Visit>
-void each_group(int64_t width, Visit visit) {
-    for (int64_t first = 0; first < width; first += MOST_VECTORS * LANES) {
-        const int64_t count = std::min<int64_t>(width - first, MOST_VECTORS * LANES);
-        if (count > 2 * LANES)
-            visit(Columns<MOST_VECTORS>{first, count});
-        else if (count > LANES)
-            visit(Columns<2>{first, count});
-        else
-            visit(Columns<1>{first, count});
-    }
+void with_columns(int64_t first, int64_t count, Visit visit) {
+    if (count > 2 * LANES)
+        visit(Columns<MAX_VECTORS>(first, count));
+    else if (count > LANES)
+        visit(Columns<2>(first, count));
+    else
+        visit(Columns<1>(first, count));
 }
 
-class RecurrencePass {
+class ForwardRecurrence {
    public:
-    explicit RecurrencePass(const Shape& shape)
-        : width(shape.width),
-          state(width * MOST_VECTORS * LANES),
-          state_gradient(width * MOST_VECTORS * LANES),
-          decayed(CHUNK * width * MOST_VECTORS * LANES),
-          error(CHUNK * MOST_VECTORS * LANES),
-          added(CHUNK * MOST_VECTORS * LANES),
-          decays(CHUNK * width) {}
+    explicit ForwardRecurrence(const Shape& shape) : state(shape.width * MAX_VECTORS * LANES), factors(shape.width) {}
 
-    // Writes the outputs, and where `states` [batch, heads, chunks, width, value_width] is not null, the state before
-    // each chunk.
-    void forward(const Shape& shape, const Recurrence& inputs, const Strided<float>& out, float* states, int64_t b,
-                 int64_t h) {
-        each_group(shape.value_width, [&](auto columns) {
-            constexpr int V = decltype(columns)::VECTORS;
-            std::fill_n(state.at(0), width * columns.WIDTH, 0.0f);
-            for (int64_t t = 0; t < shape.tokens; ++t) {
-                if (states != nullptr && t % CHUNK == 0) keep(shape, columns, states, b, h, t / CHUNK);
-                write_token(inputs, columns, b, h, t, 0);
-                const float* q = row_of(inputs.q, b, h, t);
-                floats read[V]{};
-                for (int64_t c = 0; c < width; ++c)
-                    for (int n = 0; n < V; ++n) read[n] += q[c] * load(state.at((c * V + n) * LANES));
-                columns.write(row_of(&out, b, h, t), read);
+    // Writes some columns of a head's outputs and, where `saved` [states, width, value_width] is not null, of its
+    // states.
+    template <int VECTORS>
+    void head(const Shape& shape, const Recurrence& inputs, const Strided<float>& out, float* saved, int64_t b,
+              int64_t h, const Columns<VECTORS>& columns) {
+        std::fill_n(state.at(0), shape.width * columns.WIDTH, 0.0f);
+        for (Token token{b, h, 0}; token.t < shape.tokens; ++token.t) {
+            if (saved != nullptr && token.t % TOKENS_PER_STATE == 0) {
+                columns.save_state(state.at(0), shape.width, saved, shape.value_width);
+                saved += shape.width * shape.value_width;
             }
-        });
-    }
-
-    // Adds to the gradients of the inputs, which are 0 before; `slope` is the gradient of the outputs.
-    void backward(const Shape& shape, const Recurrence& inputs, const Strided<float>& slope, const float* states,
-                  const Recurrence& gradients, int64_t b, int64_t h) {
-        each_group(shape.value_width, [&](auto columns) {
-            std::fill_n(state_gradient.at(0), width * columns.WIDTH, 0.0f);
-            for (int64_t chunk = chunks_of(shape.tokens) - 1; chunk >= 0; --chunk) {
-                const int64_t first = chunk * CHUNK, last = std::min(shape.tokens, first + CHUNK);
-                take_back(shape, columns, states, b, h, chunk);
-                for (int64_t t = first; t < last; ++t) write_token(inputs, columns, b, h, t, t - first);
-                for (int64_t t = last - 1; t >= first; --t)
-                    token_backward(inputs, slope, columns, gradients, b, h, t, t - first);
-            }
-        });
+            floats error[VECTORS], update[VECTORS], read[VECTORS]{};
+            take_decays(inputs, token, shape.width, factors.at(0));
+            columns.write_token(inputs, token, shape.width, factors.at(0), state.at(0), state.at(0), error, update);
+            const float* q = row_of(inputs.q, token);
+            for (int64_t c = 0; c < shape.width; ++c)
+                for (int n = 0; n < VECTORS; ++n) read[n] += q[c] * load(state.at(c * columns.WIDTH + n * LANES));
+            columns.write(row_of(&out, token), read);
+        }
     }
 
    private:
-    // Takes a group of the state's columns through a token, and keeps in `slot` what the backward pass needs of it.
-    template <int V>
-    void write_token(const Recurrence& inputs, const Columns<V>& columns, int64_t b, int64_t h, int64_t t,
-                     int64_t slot) {
-        const float* k = row_of(inputs.k, b, h, t);
-        const float* decay = decays.at(slot * width);
-        take_decays(row_of(inputs.log_decay, b, h, t), inputs.decays, decays.at(slot * width));
-        float* to = decayed.at(slot * width * columns.WIDTH);
-        floats value[V], recalled[V]{};
-        columns.read(row_of(inputs.v, b, h, t), value);
-        for (int64_t c = 0; c < width; ++c)
-            for (int n = 0; n < V; ++n) {
-                const floats row = decay[c] * load(state.at((c * V + n) * LANES));
-                store(to + (c * V + n) * LANES, row);
-                recalled[n] += k[c] * row;
-            }
-        for (int n = 0; n < V; ++n) {
-            if (inputs.strength != nullptr) {
-                const floats difference = value[n] - recalled[n];
-                store(error.at((slot * V + n) * LANES), difference);
-                value[n] = *row_of(inputs.strength, b, h, t) * difference;
-            }
-            store(added.at((slot * V + n) * LANES), value[n]);
-        }
-        for (int64_t c = 0; c < width; ++c)
-            for (int n = 0; n < V; ++n)
-                store(state.at((c * V + n) * LANES), load(to + (c * V + n) * LANES) + k[c] * value[n]);
-    }
-
-    // Takes the gradient of a group of the state's columns back through a token that `write_token` has kept in `slot`.
-    template <int V>
-    void token_backward(const Recurrence& inputs, const Strided<float>& slope, const Columns<V>& columns,
-                        const Recurrence& gradients, int64_t b, int64_t h, int64_t t, int64_t slot) {
-        const float *q = row_of(inputs.q, b, h, t), *k = row_of(inputs.k, b, h, t);
-        const float *decay = decays.at(slot * width), *from = decayed.at(slot * width * columns.WIDTH);
-        const bool corrects = inputs.strength != nullptr;
-        floats read_gradient[V], written[V], written_gradient[V]{}, error_gradient[V]{};
-        columns.read(row_of(&slope, b, h, t), read_gradient);
-        for (int n = 0; n < V; ++n) written[n] = load(added.at((slot * V + n) * LANES));
-        for (int64_t c = 0; c < width; ++c)
-            for (int n = 0; n < V; ++n) {
-                float* gradient = state_gradient.at((c * V + n) * LANES);
-                const floats changed = load(gradient) + q[c] * read_gradient[n];
-                store(gradient, changed);
-                written_gradient[n] += k[c] * changed;
-            }
-        floats of_read{}, of_strength{};
-        for (int n = 0; n < V; ++n) of_read += written[n] * read_gradient[n];
-        const float read_of_key = folded(of_read);
-        if (corrects) {
-            const float strength = *row_of(inputs.strength, b, h, t);
-            for (int n = 0; n < V; ++n) {
-                of_strength += written_gradient[n] * load(error.at((slot * V + n) * LANES));
-                error_gradient[n] = written_gradient[n] = strength * written_gradient[n];
-            }
-            *row_of(gradients.strength, b, h, t) += folded(of_strength);
-        }
-        columns.write(row_of(gradients.v, b, h, t), written_gradient);
-        float *of_q = row_of(gradients.q, b, h, t), *of_k = row_of(gradients.k, b, h, t);
-        float* of_log_decay = row_of(gradients.log_decay, b, h, t);
-        floats of_all_decays{};
-        for (int64_t c = 0; c < width; ++c) {
-            floats for_q{}, for_k{}, for_decay{};
-            for (int n = 0; n < V; ++n) {
-                float* gradient = state_gradient.at((c * V + n) * LANES);
-                const floats row = load(from + (c * V + n) * LANES), changed = load(gradient);
-                for_q += row * read_gradient[n];
-                for_k += changed * written[n] - row * error_gradient[n];
-                const floats decayed_gradient = changed - k[c] * error_gradient[n];
-                for_decay += row * decayed_gradient;
-                store(gradient, decay[c] * decayed_gradient);
-            }
-            of_q[c] += folded(for_q) + k[c] * read_of_key;
-            of_k[c] += folded(for_k);
-            if (inputs.decays == 1)
-                of_all_decays += for_decay;
-            else
-                of_log_decay[c] += folded(for_decay);
-        }
-        if (inputs.decays == 1) *of_log_decay += folded(of_all_decays);
-    }
-
-    void take_decays(const float* log_decay, int64_t count, float* to) const {
-        if (count == 1)
-            std::fill_n(to, width, exp_of_nonpositive(all(*log_decay))[0]);
-        else
-            each_vector(width, [&](int64_t c, int64_t n) {
-                store(to + c, exp_of_nonpositive(load(log_decay + c, n)), n);
-            });
-    }
-
-    template <int V>
-    void keep(const Shape& shape, const Columns<V>& columns, float* states, int64_t b, int64_t h, int64_t chunk) const {
-        float* to = states + ((b * shape.heads + h) * chunks_of(shape.tokens) + chunk) * width * shape.value_width;
-        for (int64_t c = 0; c < width; ++c) {
-            floats row[V];
-            for (int n = 0; n < V; ++n) row[n] = load(state.at((c * V + n) * LANES));
-            columns.write(to + c * shape.value_width, row);
-        }
-    }
-
-    template <int V>
-    void take_back(const Shape& shape, const Columns<V>& columns, const float* states, int64_t b, int64_t h,
-                   int64_t chunk) {
-        const float* from =
-            states + ((b * shape.heads + h) * chunks_of(shape.tokens) + chunk) * width * shape.value_width;
-        for (int64_t c = 0; c < width; ++c) {
-            floats row[V];
-            columns.read(from + c * shape.value_width, row);
-            for (int n = 0; n < V; ++n) store(state.at((c * V + n) * LANES), row[n]);
-        }
-    }
-
-    int64_t width;
-    Buffer<float> state, state_gradient;  // of a group of columns: [width, V vectors]
-    Buffer<float> decayed;                // the state before a token is added, of each token of a chunk
-    Buffer<float> error, added, decays;   // v - S^T k, u and e^g of each token of a chunk
+    Buffer<float> state, factors;
 };
+
+class BackwardRecurrence {
+   public:
+    explicit BackwardRecurrence(const Shape& shape)
+        : state(shape.width * MAX_VECTORS * LANES),
+          grad_state(shape.width * MAX_VECTORS * LANES),
+          factors(TOKENS_PER_STATE * shape.width),
+          decayed(TOKENS_PER_STATE * shape.width * MAX_VECTORS * LANES) {}
+
+    // Writes the gradient of v, and adds to those of the other inputs, which are 0 before.
+    void head(const Shape& shape, const Recurrence& inputs, const Strided<float>& grad_out, const float* saved,
+              const Recurrence& grads, int64_t b, int64_t h) {
+        for (int64_t first = 0; first < shape.value_width; first += MAX_VECTORS * LANES) {
+            const int64_t count = std::min<int64_t>(shape.value_width - first, MAX_VECTORS * LANES);
+            with_columns(first, count, [&](const auto& columns) {
+                head(shape, inputs, grad_out, saved, grads, b, h, columns);
+            });
+        }
+    }
+
+   private:
+    template <int VECTORS>
+    void head(const Shape& shape, const Recurrence& inputs, const Strided<float>& grad_out, const float* saved,
+              const Recurrence& grads, int64_t b, int64_t h, const Columns<VECTORS>& columns) {
+        floats errors[TOKENS_PER_STATE][VECTORS], updates[TOKENS_PER_STATE][VECTORS];
+        std::fill_n(grad_state.at(0), shape.width * columns.WIDTH, 0.0f);
+        for (int64_t state_number = saved_states(shape.tokens) - 1; state_number >= 0; --state_number) {
+            const int64_t first = state_number * TOKENS_PER_STATE;
+            const int64_t count = std::min(shape.tokens - first, TOKENS_PER_STATE);
+            const float* before = saved + state_number * shape.width * shape.value_width;
+            columns.load_state(before, shape.value_width, shape.width, state.at(0));
+            for (int64_t n = 0; n < count; ++n) {
+                const Token token{b, h, first + n};
+                take_decays(inputs, token, shape.width, factors_of(shape, n));
+                columns.write_token(inputs, token, shape.width, factors_of(shape, n), state.at(0),
+                                    decayed_of(shape, columns, n), errors[n], updates[n]);
+            }
+            for (int64_t n = count - 1; n >= 0; --n)
+                token_backward(shape, inputs, grad_out, columns, Token{b, h, first + n}, n, errors[n], updates[n],
+                               grads);
+        }
+    }
+
+    // Takes `grad_state` from the state after a token to the state before it, and adds to the gradients of the
+    // token's inputs. `number` counts the tokens since the saved state.
+    template <int VECTORS>
+    void token_backward(const Shape& shape, const Recurrence& inputs, const Strided<float>& grad_out,
+                        const Columns<VECTORS>& columns, const Token& token, int64_t number, const floats* error,
+                        const floats* update, const Recurrence& grads) {
+        const float *q = row_of(inputs.q, token), *k = row_of(inputs.k, token);
+        floats grad_read[VECTORS], grad_update[VECTORS]{};
+        columns.read(row_of(&grad_out, token), grad_read);
+        for (int64_t c = 0; c < shape.width; ++c)
+            for (int n = 0; n < VECTORS; ++n) {
+                float* place = grad_state.at(c * columns.WIDTH + n * LANES);
+                const floats grad_row = load(place) + q[c] * grad_read[n];
+                store(place, grad_row);
+                grad_update[n] += k[c] * grad_row;
+            }
+
+        floats grad_error[VECTORS]{};
+        if (inputs.strength != nullptr) {
+            const float strength = *row_of(inputs.strength, token);
+            floats products{};
+            for (int n = 0; n < VECTORS; ++n) {
+                products += grad_update[n] * error[n];
+                grad_error[n] = strength * grad_update[n];
+            }
+            *row_of(grads.strength, token) += sum_by_halves(products);
+            columns.write(row_of(grads.v, token), grad_error);
+        } else {
+            columns.write(row_of(grads.v, token), grad_update);
+        }
+
+        floats products{};
+        for (int n = 0; n < VECTORS; ++n) products += update[n] * grad_read[n];
+        const float grad_q_of_key = sum_by_halves(products);
+        const float *factors = factors_of(shape, number), *decayed_state = decayed_of(shape, columns, number);
+        float *grad_q = row_of(grads.q, token), *grad_k = row_of(grads.k, token);
+        float* grad_log_decay = row_of(grads.log_decay, token);
+        floats for_all_rows{};
+        for (int64_t c = 0; c < shape.width; ++c) {
+            floats for_q{}, for_k{}, for_decay{};
+            for (int n = 0; n < VECTORS; ++n) {
+                const int64_t place = c * columns.WIDTH + n * LANES;
+                const floats row = load(decayed_state + place), grad_row = load(grad_state.at(place));
+                const floats grad_decayed = grad_row - k[c] * grad_error[n];
+                for_q += row * grad_read[n];
+                for_k += grad_row * update[n] - row * grad_error[n];
+                for_decay += row * grad_decayed;
+                store(grad_state.at(place), factors[c] * grad_decayed);
+            }
+            grad_q[c] += sum_by_halves(for_q) + k[c] * grad_q_of_key;
+            grad_k[c] += sum_by_halves(for_k);
+            if (inputs.decays_per_token == 1)
+                for_all_rows += for_decay;
+            else
+                grad_log_decay[c] += sum_by_halves(for_decay);
+        }
+        if (inputs.decays_per_token == 1) *grad_log_decay += sum_by_halves(for_all_rows);
+    }
+
+    float* factors_of(const Shape& shape, int64_t number) { return factors.at(number * shape.width); }
+
+    template <int VECTORS>
+    float* decayed_of(const Shape& shape, const Columns<VECTORS>& columns, int64_t number) {
+        return decayed.at(number * shape.width * columns.WIDTH);
+    }
+
+    Buffer<float> state, grad_state;
+    Buffer<float> factors, decayed;  // of each token since the saved state: e^g, and the state after the decay
+};
+
+// Where the states of a head begin in `saved` [batch, heads, states, width, value_width].
+int64_t first_state(const Shape& shape, int64_t b, int64_t h) {
+    return (b * shape.heads + h) * saved_states(shape.tokens) * shape.width * shape.value_width;
+}
 
 }  // namespace
 
 extern "C" {
 
-// Returns 0, or 1 where there was no memory. `states` is written for the backward pass, and null without one.
+// How many states of each head the forward pass saves.
+int64_t pe_bench_saved_states(int64_t tokens) { return saved_states(tokens); }
+
+// Returns 0, or 1 where there was no memory. `saved` [batch, heads, states, width, value_width] is written for the
+// backward pass, and null without one.
 int pe_bench_recurrence(const Shape* shape, const Strided<float>* q, const Strided<float>* k, const Strided<float>* v,
-                        const Strided<float>* log_decay, const Strided<float>* strength, int64_t decays,
-                        const Strided<float>* out, float* states) {
-    const Recurrence inputs{q, k, v, log_decay, strength, decays};
-    return !each_part<RecurrencePass>(*shape, 1, [&](RecurrencePass& pass, int64_t b, int64_t h, Part) {
-        pass.forward(*shape, inputs, *out, states, b, h);
-    });
+                        const Strided<float>* log_decay, const Strided<float>* strength, int64_t decays_per_token,
+                        const Strided<float>* out, float* saved) {
+    const Recurrence inputs{q, k, v, log_decay, strength, decays_per_token};
+    // Where there are too few heads for all threads, groups of columns are as narrow as they can be.
+    const bool has_few_heads = shape->batch * shape->heads < shape->threads;
+    const int64_t group = has_few_heads ? LANES : MAX_VECTORS * LANES;
+    const int64_t groups = (shape->value_width + group - 1) / group;
+    const auto work = [&](ForwardRecurrence& pass, int64_t b, int64_t h, Part part) {
+        const int64_t first = part.first * group;
+        float* of_head = saved == nullptr ? nullptr : saved + first_state(*shape, b, h);
+        with_columns(first, std::min(shape->value_width - first, group), [&](const auto& columns) {
+            pass.head(*shape, inputs, *out, of_head, b, h, columns);
+        });
+    };
+    return !each_part<ForwardRecurrence>(*shape, groups, work);
 }
 
 // The gradients are those of q, k, v, log_decay and strength, filled with zeros.
 int pe_bench_recurrence_backward(const Shape* shape, const Strided<float>* q, const Strided<float>* k,
                                  const Strided<float>* v, const Strided<float>* log_decay,
-                                 const Strided<float>* strength, int64_t decays, const Strided<float>* slope,
-                                 const float* states, const Strided<float>* dq, const Strided<float>* dk,
-                                 const Strided<float>* dv, const Strided<float>* of_log_decay,
-                                 const Strided<float>* of_strength) {
-    const Recurrence inputs{q, k, v, log_decay, strength, decays};
-    const Recurrence gradients{dq, dk, dv, of_log_decay, of_strength, decays};
-    return !each_part<RecurrencePass>(*shape, 1, [&](RecurrencePass& pass, int64_t b, int64_t h, Part) {
-        pass.backward(*shape, inputs, *slope, states, gradients, b, h);
+                                 const Strided<float>* strength, int64_t decays_per_token,
+                                 const Strided<float>* grad_out, const float* saved, const Strided<float>* grad_q,
+                                 const Strided<float>* grad_k, const Strided<float>* grad_v,
+                                 const Strided<float>* grad_log_decay, const Strided<float>* grad_strength) {
+    const Recurrence inputs{q, k, v, log_decay, strength, decays_per_token};
+    const Recurrence grads{grad_q, grad_k, grad_v, grad_log_decay, grad_strength, decays_per_token};
+    return !each_part<BackwardRecurrence>(*shape, 1, [&](BackwardRecurrence& pass, int64_t b, int64_t h, Part) {
+        pass.head(*shape, inputs, *grad_out, saved + first_state(*shape, b, h), grads, b, h);
     });
 }
 }

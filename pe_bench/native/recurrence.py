@@ -1,10 +1,9 @@
 """Layers without softmax by the compiled code (`recurrence.h`), and their gradients.
 
 A state is taken from token to token, as in the definition, so no decay overflows and no system is solved.
-The chunks of plain PyTorch take several times as long.
 
-Letters: B batch, H heads, T tokens, n chunks, K head width of queries and keys, V head width of values, G 1
-or K: the number of decays of a token.
+Letters: B batch, H heads, T tokens, n saved states, K head width of queries and keys, V head width of values,
+G 1 or K: the number of decays of a token.
 """
 
 import ctypes
@@ -15,18 +14,31 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from pe_bench.native.build import empty_tokens_first, kernel, pointer_to, shape_of, strided, with_whole_rows
+from pe_bench.native.build import (
+    can_be_read,
+    empty_tokens_first,
+    kernel,
+    pointer_to,
+    shape_of,
+    strided,
+    with_whole_rows,
+)
 
-TOKENS_PER_CHUNK = 32  # tokens from one kept state to the next; the `CHUNK` of layers.h
 
-
-def has_native_recurrence(*inputs: Tensor | None) -> bool:
+def has_native_recurrence(
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, strength: Tensor | None = None
+) -> bool:
     """Return true if `native_recurrence` can handle these inputs."""
-    for each in inputs:
-        if each is None:
-            continue
-        if each.dtype != torch.float32 or each.device.type != "cpu" or each.numel() == 0:
-            return False
+    inputs = [q, k, v, log_decay] if strength is None else [q, k, v, log_decay, strength]
+    if not all(can_be_read(each) and each.dtype == torch.float32 and each.numel() > 0 for each in inputs):
+        return False
+    tokens = q.shape[:3]
+    has_all_tokens = v.shape[:3] == log_decay.shape[:3] == tokens
+    has_all_strengths = strength is None or strength.shape == tokens
+    has_all_decays = log_decay.shape[-1] in (1, k.shape[-1])
+    has_one_width = q.shape == k.shape
+    if not (has_all_tokens and has_all_strengths and has_all_decays and has_one_width):
+        return False
     return kernel().library is not None
 
 
@@ -35,8 +47,8 @@ def native_recurrence(
 ) -> Tensor:
     """Return S^T q of each token [B, H, T, V], from a state S of zeros.
 
-    q, k: [B, H, T, K]. v: [B, H, T, V]. log_decay: [B, H, T, G], at most 0. strength: [B, H, T] of the
-    correction; None: without a correction. All are float32 on the CPU. Raises `MemoryError`.
+    q, k: [B, H, T, K]. v: [B, H, T, V]. log_decay: [B, H, T, G]. strength: [B, H, T] of the correction; None:
+    without a correction. All are float32 on the CPU. Raises `MemoryError`.
     """
     inputs = [with_whole_rows(each) for each in (q, k, v, log_decay)]
     if strength is not None:
@@ -51,10 +63,10 @@ class _Recurrence(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *inputs: Tensor) -> Tensor:
-        _, k, v, _, *_ = inputs
+        k, v = inputs[1], inputs[2]
         batch, heads, tokens, width = k.shape
-        chunks = -(-tokens // TOKENS_PER_CHUNK)
-        states = k.new_empty(batch, heads, chunks, width, v.shape[-1])
+        count = _library().pe_bench_saved_states(ctypes.c_int64(tokens))
+        states = k.new_empty(batch, heads, count, width, v.shape[-1])
         ctx.save_for_backward(states, *inputs)
         return _read(inputs, states)
 
@@ -65,20 +77,21 @@ class _Recurrence(torch.autograd.Function):
         grads = [each.new_zeros(each.shape) for each in inputs]
         grad_out = with_whole_rows(grad_out)
         outputs = strided(grad_out), pointer_to(states), *_pointers(grads)
-        _call("pe_bench_recurrence_backward", *_arguments(inputs), *outputs)
+        _raise_for(_library().pe_bench_recurrence_backward(*_arguments(inputs), *outputs))
         return tuple(grads)
 
 
 def _read(inputs: Sequence[Tensor], states: Tensor | None) -> Tensor:
-    """Return the output, and fill `states` [B, H, n, K, V] with the state before each chunk."""
-    out = empty_tokens_first(inputs[2])
-    _call("pe_bench_recurrence", *_arguments(inputs), strided(out), pointer_to(states))
+    """Return the output, and fill `states` [B, H, n, K, V], unless it is None."""
+    v = inputs[2]
+    out = empty_tokens_first(v)
+    _raise_for(_library().pe_bench_recurrence(*_arguments(inputs), strided(out), pointer_to(states)))
     return out
 
 
 def _arguments(inputs: Sequence[Tensor]) -> list[Any]:
     """Return the first arguments of both compiled functions: sizes, inputs and the number of decays."""
-    q, _, v, log_decay, *_ = inputs
+    q, v, log_decay = inputs[0], inputs[2], inputs[3]
     return [shape_of(q, v, 1.0), *_pointers(inputs), ctypes.c_int64(log_decay.shape[-1])]
 
 
@@ -90,8 +103,12 @@ def _pointers(tensors: Sequence[Tensor]) -> list[Any]:
     return pointers
 
 
-def _call(name: str, *arguments: Any) -> None:
+def _library() -> ctypes.CDLL:
     library = kernel().library
     assert library is not None
-    if library[name](*arguments):
+    return library
+
+
+def _raise_for(failed: int) -> None:
+    if failed:
         raise MemoryError("no memory for the states of a layer without softmax")

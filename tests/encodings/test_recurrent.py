@@ -8,8 +8,10 @@ import pytest
 import torch
 from support import wrong_encodings
 from support.cases import find_case, find_wrong, finding
+from support.native import here
 from support.wrong_encodings import EQUATIONS, STRONG_DECAYS, WRONG_LAYERS
 from torch import Tensor
+from torch._subclasses import FakeTensorMode
 from torch.nn import functional
 
 from pe_bench.encodings.recurrent import recurrence as module
@@ -35,7 +37,7 @@ from pe_bench.inspection.check.case import (
     tokens,
 )
 from pe_bench.model.attention import RECURRENT, attention, choose_path, reference_attention
-from pe_bench.native.recurrence import has_native_recurrence
+from pe_bench.native.recurrence import has_native_recurrence, native_recurrence
 
 B, H, T, K, V = 2, 3, 75, 8, 5
 D = 16
@@ -56,6 +58,22 @@ def outputs_and_gradients(read, inputs: list[Tensor], corrects: bool) -> list[Te
     return [output.detach(), *torch.autograd.grad((output * weights).sum(), used)]
 
 
+def strided_leaves(width: int, value_width: int) -> list[Tensor]:
+    """Return inputs of two sequences and two heads, none contiguous, with decays that tokens share."""
+    generator = torch.Generator().manual_seed(0)
+    q, k = unit_norm(torch.randn(2, 2, 70, 2, width, generator=generator)).transpose(2, 3)
+    v = torch.randn(2, 70, 2, 2 * value_width, generator=generator).transpose(1, 2)[..., ::2]
+    log_decay = -torch.rand(2, 1, 1, width, generator=generator).expand(2, 2, 70, width)
+    strength = torch.rand(2, 70, 2, generator=generator).transpose(1, 2)
+    return [each.requires_grad_() for each in (q, k, v, log_decay, strength)]
+
+
+def compiled(inputs: RecurrenceInputs) -> Tensor:
+    assert has_native_recurrence(*inputs)
+    return native_recurrence(*inputs)
+
+
+# In float32, a GPU and a processor without a compiler compute chunks.
 @pytest.mark.parametrize("corrects", [True, False])
 @pytest.mark.parametrize("groups", [1, K])
 @pytest.mark.parametrize("decay", [0.1, 1, 5, 20, 39, 60])
@@ -71,49 +89,60 @@ def test_chunks_give_the_recurrence_and_its_gradients_at_any_decay(
         assert largest_difference(rounded, exact) <= 1e-4 * float(exact.abs().max())
 
 
+@here
 @pytest.mark.parametrize("corrects", [True, False])
 @pytest.mark.parametrize("groups", [1, K])
-@pytest.mark.parametrize("decay", [0, 0.1, 5, 60])
+@pytest.mark.parametrize("decay", [-0.1, 0, 0.1, 5, 60])
 def test_compiled_code_gives_the_recurrence_and_its_gradients_at_any_decay(
     decay: float, groups: int, corrects: bool
 ) -> None:
-    inputs = leaves(decay, groups, torch.float32)
-    assert has_native_recurrence(*inputs)
     truth = outputs_and_gradients(recurrence, leaves(decay, groups), corrects)
-    found = outputs_and_gradients(fast_recurrence, inputs, corrects)
+    found = outputs_and_gradients(compiled, leaves(decay, groups, torch.float32), corrects)
     for exact, rounded in zip(truth, found, strict=True):
         assert largest_difference(rounded, exact) <= 1e-6 * float(exact.abs().max())
 
 
-@pytest.mark.parametrize("width", [1, 16, 33, 65, 130])
-def test_compiled_code_takes_values_of_any_width_and_tensors_of_any_strides(width: int) -> None:
-    generator = torch.Generator().manual_seed(0)
-    k, q = unit_norm(torch.randn(2, 1, 70, 2, K, generator=generator)).transpose(2, 3)
-    v = torch.randn(1, 70, 2, 2 * width, generator=generator).transpose(1, 2)[..., ::2]
-    log_decay = torch.tensor([-0.1, -1.0]).view(1, 2, 1, 1).expand(1, 2, 70, 1)
-    strength = torch.rand(1, 70, 2, generator=generator).transpose(1, 2)
-    inputs = [each.requires_grad_() for each in (q, k, v, log_decay, strength)]
-    found = outputs_and_gradients(fast_recurrence, inputs, True)
-    exact = outputs_and_gradients(
-        recurrence, [each.detach().double().requires_grad_() for each in inputs], True
-    )
-    for rounded, truth in zip(found, exact, strict=True):
-        assert largest_difference(rounded, truth) <= 1e-6 * float(truth.abs().max())
+@here
+@pytest.mark.parametrize("width", [1, 16, 33])
+@pytest.mark.parametrize("value_width", [1, 16, 33, 65, 130])
+def test_compiled_code_takes_any_widths_and_strides(width: int, value_width: int) -> None:
+    inputs = strided_leaves(width, value_width)
+    found = outputs_and_gradients(compiled, inputs, True)
+    double = [each.detach().double().requires_grad_() for each in inputs]
+    for rounded, exact in zip(found, outputs_and_gradients(recurrence, double, True), strict=True):
+        assert largest_difference(rounded, exact) <= 2e-6 * float(exact.abs().max())
     with torch.no_grad():
-        assert torch.equal(fast_recurrence(RecurrenceInputs(*inputs)), found[0])
+        assert torch.equal(compiled(RecurrenceInputs(*inputs)), found[0])
 
 
-def test_threads_change_no_bit_of_a_recurrence() -> None:
-    results = []
+@here
+@pytest.mark.parametrize("value_width", [5, 65])
+def test_threads_change_no_bit_of_a_recurrence(value_width: int) -> None:
+    inputs = strided_leaves(K, value_width)
     threads = torch.get_num_threads()
     try:
-        for count in (1, 3):
-            torch.set_num_threads(count)
-            results.append(outputs_and_gradients(fast_recurrence, leaves(1, K, torch.float32), True))
+        torch.set_num_threads(1)
+        one = outputs_and_gradients(compiled, inputs, True)
+        torch.set_num_threads(7)  # more than heads, so that each is split
+        seven = outputs_and_gradients(compiled, inputs, True)
     finally:
         torch.set_num_threads(threads)
-    for one, three in zip(*results, strict=True):
-        assert torch.equal(one, three)
+    for each, other in zip(one, seven, strict=True):
+        assert torch.equal(each, other)
+
+
+@here
+def test_inputs_that_compiled_code_cannot_handle_are_read_in_chunks() -> None:
+    single = [each.detach() for each in leaves(1, K, torch.float32)]
+    q, k, v, log_decay, strength = single
+    assert has_native_recurrence(*single) and has_native_recurrence(*single[:4])
+    assert not has_native_recurrence(*[each.double() for each in single])
+    for inputs in ([q, k, v, log_decay[:1], strength], [q, k, v, log_decay, strength[:1]]):
+        assert not has_native_recurrence(*inputs)
+        found = fast_recurrence(RecurrenceInputs(*inputs))
+        torch.testing.assert_close(found, recurrence(RecurrenceInputs(*inputs)), rtol=1e-5, atol=1e-6)
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        assert not has_native_recurrence(*(mode.from_tensor(each) for each in single))
 
 
 def test_a_state_decays_before_it_is_corrected_and_a_token_reads_itself() -> None:
@@ -268,13 +297,13 @@ def test_retention_is_a_matrix_of_powers_of_each_heads_decay() -> None:
 def test_a_fault_that_is_planted_in_a_layer_without_softmax_is_found(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "has_native_recurrence", lambda *_: False)  # the faults are in chunks
     by, options = WRONG_LAYERS[name]
     kind = getattr(wrong_encodings, name)
     if by == STRONG_DECAYS:
         layer, inputs = drawn(kind(D, 1, K, **options))
         layer.float().log_rate.fill_(2.0)
         single = [each.float() for each in inputs]
+        monkeypatch.setattr(module, "has_native_recurrence", lambda *_: False)  # the fault is in chunks
         assert not layer.attend_chunked(*single).isfinite().all()
         assert layer.attend(*single).isfinite().all() and KDA.attend(layer, *single).isfinite().all()
     elif by != EQUATIONS:

@@ -120,26 +120,28 @@ bool try_rotation(const Shape& shape, int64_t pairs) {
 
 bool try_recurrence(const Shape& shape, bool corrects, bool decays_by_row) {
     const int64_t rows = shape.batch * shape.heads * shape.tokens, decays = decays_by_row ? shape.width : 1;
-    auto q = random_numbers(rows * shape.width), k = q, v = random_numbers(rows * shape.value_width), slope = v;
+    auto q = random_numbers(rows * shape.width), k = q;
+    auto v = random_numbers(rows * shape.value_width), grad_out = v;
     std::vector<Number> log_decay(static_cast<size_t>(rows * decays), -1), strength(static_cast<size_t>(rows), 0.1f);
-    std::vector<Number> out(v.size()), dq(q.size()), dk(k.size()), dv(v.size());
-    std::vector<Number> of_log_decay(log_decay.size()), of_strength(strength.size());
+    std::vector<Number> out(v.size(), NAN), grad_v(v.size(), NAN), grad_q(q.size()), grad_k(k.size());
+    std::vector<Number> grad_log_decay(log_decay.size()), grad_strength(strength.size());
     for (Number& each : k) each /= float(shape.width);  // so that corrections shrink the state
-    std::vector<float> states(
-        static_cast<size_t>(shape.batch * shape.heads * chunks_of(shape.tokens) * shape.width * shape.value_width));
+    const int64_t states = shape.batch * shape.heads * pe_bench_saved_states(shape.tokens);
+    std::vector<float> saved(static_cast<size_t>(states * shape.width * shape.value_width), NAN);
     const Tensor Q = seen_as(q, shape, shape.width), K = seen_as(k, shape, shape.width);
     const Tensor V = seen_as(v, shape, shape.value_width), OUT = seen_as(out, shape, shape.value_width);
-    const Tensor G = seen_as(log_decay, shape, decays), DG = seen_as(of_log_decay, shape, decays);
-    const Tensor B = seen_as(strength, shape, 1), DB = seen_as(of_strength, shape, 1);
-    const Tensor SLOPE = seen_as(slope, shape, shape.value_width), DQ = seen_as(dq, shape, shape.width);
-    const Tensor DK = seen_as(dk, shape, shape.width), DV = seen_as(dv, shape, shape.value_width);
+    const Tensor G = seen_as(log_decay, shape, decays), DG = seen_as(grad_log_decay, shape, decays);
+    const Tensor B = seen_as(strength, shape, 1), DB = seen_as(grad_strength, shape, 1);
+    const Tensor DOUT = seen_as(grad_out, shape, shape.value_width), DQ = seen_as(grad_q, shape, shape.width);
+    const Tensor DK = seen_as(grad_k, shape, shape.width), DV = seen_as(grad_v, shape, shape.value_width);
     const Tensor *given = corrects ? &B : nullptr, *of_given = corrects ? &DB : nullptr;
-    if (pe_bench_recurrence(&shape, &Q, &K, &V, &G, given, decays, &OUT, states.data()) ||
-        pe_bench_recurrence_backward(&shape, &Q, &K, &V, &G, given, decays, &SLOPE, states.data(), &DQ, &DK, &DV, &DG,
+    for (float* to : {static_cast<float*>(nullptr), saved.data()})
+        if (pe_bench_recurrence(&shape, &Q, &K, &V, &G, given, decays, &OUT, to)) return false;
+    if (pe_bench_recurrence_backward(&shape, &Q, &K, &V, &G, given, decays, &DOUT, saved.data(), &DQ, &DK, &DV, &DG,
                                      of_given))
         return false;
-    return all_finite(out) && all_finite(dq) && all_finite(dk) && all_finite(dv) && all_finite(of_log_decay) &&
-           all_finite(of_strength);
+    return all_finite(out) && all_finite(grad_q) && all_finite(grad_k) && all_finite(grad_v) &&
+           all_finite(grad_log_decay) && all_finite(grad_strength);
 }
 #endif
 
@@ -162,10 +164,12 @@ int main() {
             for (const int64_t value_width : {1, 16, 20, 33, 65})
                 for (const bool corrects : {true, false})
                     for (const bool decays_by_row : {true, false})
-                        if (!try_recurrence({2, 2, tokens, width, value_width, 1, 3}, corrects, decays_by_row)) {
-                            std::printf("failed: recurrence of %ld tokens, width %ld\n", long(tokens), long(width));
-                            return 1;
-                        }
+                        for (const int32_t threads : {1, 7})
+                            if (!try_recurrence({2, 2, tokens, width, value_width, 1, threads}, corrects,
+                                                decays_by_row)) {
+                                std::printf("failed: recurrence of %ld tokens, width %ld\n", long(tokens), long(width));
+                                return 1;
+                            }
     for (const int64_t rows : {1, 31, 32, 33, 100})
         for (const int64_t width : {1, 7, 16, 33, 128})
             for (const int threads : {1, 3})
