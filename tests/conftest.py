@@ -17,7 +17,7 @@ from pe_bench.system.files import cache_root
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 os.environ.pop("COLUMNS", None)  # which some shells export: it says how wide reports are
-os.fsync = lambda fd: None  # what tests write need not survive a power cut, and a flush takes milliseconds
+os.fsync = lambda fd: None  # files of tests need not survive a power cut, and a flush takes milliseconds
 
 
 def pytest_collection_finish() -> None:

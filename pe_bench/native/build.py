@@ -253,10 +253,10 @@ def strided(x: Tensor, columns: Tensor | None = None) -> Any:
     return ctypes.byref(rows)
 
 
-def can_be_read(x: Tensor) -> bool:
-    """Return true if compiled code can read x, which needs memory of its own on the CPU.
+def has_cpu_data(x: Tensor) -> bool:
+    """Return true if x is a plain tensor whose data lies in the memory of the CPU.
 
-    Fake tensors and those of PyTorch's compiler have none.
+    Fake tensors, and those that `torch.compile` traces, have no data.
     """
     is_plain = type(x) in (Tensor, torch.nn.Parameter) and x.device.type == "cpu"
     return is_plain and not torch.compiler.is_compiling()

@@ -92,7 +92,7 @@ inline float sum_of(floats value) {
     return sum;
 }
 
-// The same sum in another order, which takes fewer steps: the upper half of the lanes is added to the lower one.
+// Like `sum_of`, but adds halves, so that fewer additions wait for another. Sums may round differently.
 inline float sum_by_halves(floats value) {
     typedef float quad __attribute__((vector_size(4 * sizeof(float))));
     quad quads[LANES / 4];

@@ -4,12 +4,12 @@
 //   S <- diag(e^g) S,    u = b (v - S^T k), or u = v without a correction,    S <- S + k u^T,    o = S^T q
 //
 // A row of a state belongs to a feature of the keys, and a column to a feature of the values. Columns do not depend
-// on each other, so a group of columns, few enough for a first-level cache at the usual widths, is taken through all
-// tokens before the next group is. The backward pass starts from states that the forward pass has saved, one every
-// `TOKENS_PER_STATE` tokens, and computes those between them again.
+// on each other, so a group of columns passes through all tokens before the next group does; in the forward pass a
+// group of the usual widths fits a first-level cache. The backward pass starts from states that the forward pass has
+// saved, one every `TOKENS_PER_STATE` tokens, and computes those between them again.
 //
-// In the forward pass one thread does a group of columns of a head from its first to its last token, in the backward
-// pass all groups of a head, so results do not depend on the number of threads.
+// Results do not depend on the number of threads. The width of a group in the forward pass does, but columns are
+// independent. In the backward pass, one thread adds up all groups of a head, in their order.
 #pragma once
 
 #include "layers.h"
@@ -21,9 +21,8 @@ constexpr int MAX_VECTORS = 4;  // of a group of columns
 
 int64_t saved_states(int64_t tokens) { return (tokens + TOKENS_PER_STATE - 1) / TOKENS_PER_STATE; }
 
-// The inputs of a recurrence, or their gradients. `log_decay` has one number for each row of a token's state, or one
-// for each token (`decays_per_token` is 1). `strength` has one for each token, or is null, and then nothing is
-// corrected.
+// The inputs of a recurrence, or their gradients. `log_decay`: one number for each row of a token's state, or one for
+// each token (`decays_per_token` is 1). `strength`: one number for each token; null: no correction.
 struct Recurrence {
     const Strided<float>*q, *k, *v, *log_decay, *strength;
     int64_t decays_per_token;
@@ -38,7 +37,8 @@ inline float* row_of(const Strided<float>* x, const Token& token) {
     return x->data + token.b * x->batch + token.h * x->heads + token.t * x->tokens;
 }
 
-// e^x of the log decays of a token, for each row of the state. Decays above 0, which no layer here has, are exact too.
+// e^x of the log decays of a token, for each row of the state. Positive ones, which no layer here has, are computed as
+// 1 / e^-x, up to 87.
 void take_decays(const Recurrence& inputs, const Token& token, int64_t width, float* factors) {
     const float* log_decay = row_of(inputs.log_decay, token);
     const auto power = [](floats x) {
@@ -51,7 +51,7 @@ void take_decays(const Recurrence& inputs, const Token& token, int64_t width, fl
         each_vector(width, [&](int64_t c, int64_t n) { store(factors + c, power(load(log_decay + c, n)), n); });
 }
 
-// A group of `count` columns of the states of one head, in so many vectors.
+// A group of `count` columns of the states of one head, held in `VECTORS` vectors.
 template <int VECTORS>
 class Columns {
    public:
@@ -85,7 +85,7 @@ class Columns {
     }
 
     // Takes the state through a token: `decayed` is the state after its decay and before its update, and may be
-    // `state` itself; `error` is v - S^T k and `update` u.
+    // `state` itself. `update` is u, and with a correction `error` is v - S^T k.
     void write_token(const Recurrence& inputs, const Token& token, int64_t width, const float* factors, float* state,
                      float* decayed, floats* error, floats* update) const {
         const float* k = row_of(inputs.k, token);
@@ -200,8 +200,8 @@ class BackwardRecurrence {
         }
     }
 
-    // Takes `grad_state` from the state after a token to the state before it, and adds to the gradients of the
-    // token's inputs. `number` counts the tokens since the saved state.
+    // Turns `grad_state`, the gradient of the state after the token, into that of the state before it, and adds to the
+    // gradients of the token's inputs. `number` counts the tokens since the saved state.
     template <int VECTORS>
     void token_backward(const Shape& shape, const Recurrence& inputs, const Strided<float>& grad_out,
                         const Columns<VECTORS>& columns, const Token& token, int64_t number, const floats* error,
@@ -233,30 +233,30 @@ class BackwardRecurrence {
 
         floats products{};
         for (int n = 0; n < VECTORS; ++n) products += update[n] * grad_read[n];
-        const float grad_q_of_key = sum_by_halves(products);
+        const float update_dot_grad_read = sum_by_halves(products);
         const float *factors = factors_of(shape, number), *decayed_state = decayed_of(shape, columns, number);
         float *grad_q = row_of(grads.q, token), *grad_k = row_of(grads.k, token);
         float* grad_log_decay = row_of(grads.log_decay, token);
-        floats for_all_rows{};
+        floats grad_decay_sum{};
         for (int64_t c = 0; c < shape.width; ++c) {
-            floats for_q{}, for_k{}, for_decay{};
+            floats grad_q_c{}, grad_k_c{}, grad_decay_c{};
             for (int n = 0; n < VECTORS; ++n) {
                 const int64_t place = c * columns.WIDTH + n * LANES;
                 const floats row = load(decayed_state + place), grad_row = load(grad_state.at(place));
                 const floats grad_decayed = grad_row - k[c] * grad_error[n];
-                for_q += row * grad_read[n];
-                for_k += grad_row * update[n] - row * grad_error[n];
-                for_decay += row * grad_decayed;
+                grad_q_c += row * grad_read[n];
+                grad_k_c += grad_row * update[n] - row * grad_error[n];
+                grad_decay_c += row * grad_decayed;
                 store(grad_state.at(place), factors[c] * grad_decayed);
             }
-            grad_q[c] += sum_by_halves(for_q) + k[c] * grad_q_of_key;
-            grad_k[c] += sum_by_halves(for_k);
+            grad_q[c] += sum_by_halves(grad_q_c) + k[c] * update_dot_grad_read;
+            grad_k[c] += sum_by_halves(grad_k_c);
             if (inputs.decays_per_token == 1)
-                for_all_rows += for_decay;
+                grad_decay_sum += grad_decay_c;
             else
-                grad_log_decay[c] += sum_by_halves(for_decay);
+                grad_log_decay[c] += sum_by_halves(grad_decay_c);
         }
-        if (inputs.decays_per_token == 1) *grad_log_decay += sum_by_halves(for_all_rows);
+        if (inputs.decays_per_token == 1) *grad_log_decay += sum_by_halves(grad_decay_sum);
     }
 
     float* factors_of(const Shape& shape, int64_t number) { return factors.at(number * shape.width); }
@@ -279,7 +279,7 @@ int64_t first_state(const Shape& shape, int64_t b, int64_t h) {
 
 extern "C" {
 
-// How many states of each head the forward pass saves.
+// The number of states that the forward pass saves of each head.
 int64_t pe_bench_saved_states(int64_t tokens) { return saved_states(tokens); }
 
 // Returns 0, or 1 where there was no memory. `saved` [batch, heads, states, width, value_width] is written for the
@@ -294,15 +294,16 @@ int pe_bench_recurrence(const Shape* shape, const Strided<float>* q, const Strid
     const int64_t groups = (shape->value_width + group - 1) / group;
     const auto work = [&](ForwardRecurrence& pass, int64_t b, int64_t h, Part part) {
         const int64_t first = part.first * group;
-        float* of_head = saved == nullptr ? nullptr : saved + first_state(*shape, b, h);
+        float* head_states = saved == nullptr ? nullptr : saved + first_state(*shape, b, h);
         with_columns(first, std::min(shape->value_width - first, group), [&](const auto& columns) {
-            pass.head(*shape, inputs, *out, of_head, b, h, columns);
+            pass.head(*shape, inputs, *out, head_states, b, h, columns);
         });
     };
     return !each_part<ForwardRecurrence>(*shape, groups, work);
 }
 
-// The gradients are those of q, k, v, log_decay and strength, filled with zeros.
+// Returns 0, or 1 where there was no memory. The caller fills the gradients with zeros; `grad_strength` is null where
+// `strength` is.
 int pe_bench_recurrence_backward(const Shape* shape, const Strided<float>* q, const Strided<float>* k,
                                  const Strided<float>* v, const Strided<float>* log_decay,
                                  const Strided<float>* strength, int64_t decays_per_token,

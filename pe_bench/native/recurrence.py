@@ -1,6 +1,6 @@
 """Layers without softmax by the compiled code (`recurrence.h`), and their gradients.
 
-A state is taken from token to token, as in the definition, so no decay overflows and no system is solved.
+The state is updated token by token, as in the definition, so no decay overflows and no system is solved.
 
 Letters: B batch, H heads, T tokens, n saved states, K head width of queries and keys, V head width of values,
 G 1 or K: the number of decays of a token.
@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from pe_bench.native.build import (
-    can_be_read,
     empty_tokens_first,
+    has_cpu_data,
     kernel,
     pointer_to,
     shape_of,
@@ -30,7 +30,7 @@ def has_native_recurrence(
 ) -> bool:
     """Return true if `native_recurrence` can handle these inputs."""
     inputs = [q, k, v, log_decay] if strength is None else [q, k, v, log_decay, strength]
-    if not all(can_be_read(each) and each.dtype == torch.float32 and each.numel() > 0 for each in inputs):
+    if not all(has_cpu_data(each) and each.dtype == torch.float32 and each.numel() > 0 for each in inputs):
         return False
     tokens = q.shape[:3]
     has_all_tokens = v.shape[:3] == log_decay.shape[:3] == tokens
@@ -45,7 +45,7 @@ def has_native_recurrence(
 def native_recurrence(
     q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, strength: Tensor | None = None
 ) -> Tensor:
-    """Return S^T q of each token [B, H, T, V], from a state S of zeros.
+    """Return S^T q of each token [B, H, T, V]; the state S [B, H, K, V] is zero before the first token.
 
     q, k: [B, H, T, K]. v: [B, H, T, V]. log_decay: [B, H, T, G]. strength: [B, H, T] of the correction; None:
     without a correction. All are float32 on the CPU. Raises `MemoryError`.
@@ -76,8 +76,8 @@ class _Recurrence(torch.autograd.Function):
         states, *inputs = ctx.saved_tensors
         grads = [each.new_zeros(each.shape) for each in inputs]
         grad_out = with_whole_rows(grad_out)
-        outputs = strided(grad_out), pointer_to(states), *_pointers(grads)
-        _raise_for(_library().pe_bench_recurrence_backward(*_arguments(inputs), *outputs))
+        grad_arguments = strided(grad_out), pointer_to(states), *_pointers(grads)
+        _raise_for(_library().pe_bench_recurrence_backward(*_arguments(inputs), *grad_arguments))
         return tuple(grads)
 
 
@@ -96,7 +96,10 @@ def _arguments(inputs: Sequence[Tensor]) -> list[Any]:
 
 
 def _pointers(tensors: Sequence[Tensor]) -> list[Any]:
-    """Return pointers to q, k, v, log decays and strengths, or to their gradients; None without strengths."""
+    """Return five pointers: to q, k, v, log decays and strengths, or to their gradients.
+
+    The last is None without strengths.
+    """
     pointers = [strided(each) for each in tensors]
     if len(pointers) == 4:
         pointers.append(None)

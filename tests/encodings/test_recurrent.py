@@ -59,7 +59,7 @@ def outputs_and_gradients(read, inputs: list[Tensor], corrects: bool) -> list[Te
 
 
 def strided_leaves(width: int, value_width: int) -> list[Tensor]:
-    """Return inputs of two sequences and two heads, none contiguous, with decays that tokens share."""
+    """Return inputs of two sequences and two heads, none contiguous, with log decays that are expanded."""
     generator = torch.Generator().manual_seed(0)
     q, k = unit_norm(torch.randn(2, 2, 70, 2, width, generator=generator)).transpose(2, 3)
     v = torch.randn(2, 70, 2, 2 * value_width, generator=generator).transpose(1, 2)[..., ::2]
@@ -73,7 +73,7 @@ def compiled(inputs: RecurrenceInputs) -> Tensor:
     return native_recurrence(*inputs)
 
 
-# In float32, a GPU and a processor without a compiler compute chunks.
+# Float32 is tested too: chunks run in it on a GPU, and on a CPU without a compiler.
 @pytest.mark.parametrize("corrects", [True, False])
 @pytest.mark.parametrize("groups", [1, K])
 @pytest.mark.parametrize("decay", [0.1, 1, 5, 20, 39, 60])
@@ -123,7 +123,7 @@ def test_threads_change_no_bit_of_a_recurrence(value_width: int) -> None:
     try:
         torch.set_num_threads(1)
         one = outputs_and_gradients(compiled, inputs, True)
-        torch.set_num_threads(7)  # more than heads, so that each is split
+        torch.set_num_threads(7)  # more than heads, so the forward pass splits those of 65 columns
         seven = outputs_and_gradients(compiled, inputs, True)
     finally:
         torch.set_num_threads(threads)

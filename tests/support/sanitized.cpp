@@ -134,11 +134,11 @@ bool try_recurrence(const Shape& shape, bool corrects, bool decays_by_row) {
     const Tensor B = seen_as(strength, shape, 1), DB = seen_as(grad_strength, shape, 1);
     const Tensor DOUT = seen_as(grad_out, shape, shape.value_width), DQ = seen_as(grad_q, shape, shape.width);
     const Tensor DK = seen_as(grad_k, shape, shape.width), DV = seen_as(grad_v, shape, shape.value_width);
-    const Tensor *given = corrects ? &B : nullptr, *of_given = corrects ? &DB : nullptr;
+    const Tensor *given = corrects ? &B : nullptr, *grad_strength_or_null = corrects ? &DB : nullptr;
     for (float* to : {static_cast<float*>(nullptr), saved.data()})
         if (pe_bench_recurrence(&shape, &Q, &K, &V, &G, given, decays, &OUT, to)) return false;
     if (pe_bench_recurrence_backward(&shape, &Q, &K, &V, &G, given, decays, &DOUT, saved.data(), &DQ, &DK, &DV, &DG,
-                                     of_given))
+                                     grad_strength_or_null))
         return false;
     return all_finite(out) && all_finite(grad_q) && all_finite(grad_k) && all_finite(grad_v) &&
            all_finite(grad_log_decay) && all_finite(grad_strength);

@@ -8,7 +8,8 @@ The decay comes first, the correction reads the decayed state, and a token reads
 correction, the second step is S <- S + k v^T. `recurrence` computes this token by token, and is the
 reference. `chunked_recurrence` gives the same result in chunks of tokens, and solves a triangular system for
 the corrections of a chunk (Yang et al. 2024, arXiv:2406.06484; with decays 2412.06464, section 3.3).
-`fast_recurrence` uses compiled code where it can, and chunks elsewhere: in other types and on a GPU.
+`fast_recurrence` runs compiled code for float32 on a CPU, and chunks otherwise: on a GPU, in other types,
+without a compiler, and under `torch.compile`.
 
 Letters: B batch, H heads, T tokens, n chunks, C tokens of a chunk, K head width of queries and keys, V head
 width of values, G 1 or K: the number of decays of a token.
