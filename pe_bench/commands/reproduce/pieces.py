@@ -55,8 +55,7 @@ def pieces_of(study: Study, sweep: Sweep) -> list[Piece]:
     overrides = "\n".join(text for text in shared if not text.startswith("data.path="))
     settings = hashlib.sha256(overrides.encode()).hexdigest()[:16]
     seeds = study.seeds_of(sweep)
-    encodings = [*sweep.encodings, *sweep.scored_with]
-    return [Piece(sweep.name, encoding, seeds, settings) for encoding in encodings]
+    return [Piece(sweep.name, encoding, seeds, settings) for encoding in sweep.run_encodings]
 
 
 class StoredPieces:

@@ -49,7 +49,7 @@ class StudyRuns:
 
         encodings: list[str] = []
         for sweep in self.study.sweeps:
-            encodings += [*sweep.encodings, *sweep.scored_with]
+            encodings += sweep.run_encodings
         for scoring in self.study.scorings:
             encodings += scoring.scored_with or []
         read_with(encodings, self.study.search)

@@ -53,6 +53,11 @@ class Sweep:
     get: str = ""  # a command that makes that folder
 
     @property
+    def run_encodings(self) -> list[str]:
+        """Return the encodings of which the sweep makes a run for each seed."""
+        return [*self.encodings, *self.scored_with]
+
+    @property
     def parent_sweep(self) -> str:
         """Return the name of the sweep whose runs are the parents of this sweep's runs; empty for none."""
         return self.after or self.beside
@@ -108,7 +113,7 @@ class Study:
         """Return the number of runs; a run that two sweeps of one name share counts once."""
         seeds_of_encodings: dict[tuple[str, str], int] = {}
         for sweep in self.sweeps:
-            for encoding in (*sweep.encodings, *sweep.scored_with):
+            for encoding in sweep.run_encodings:
                 key = sweep.name, encoding
                 seeds_of_encodings[key] = max(seeds_of_encodings.get(key, 0), self.seeds_of(sweep))
         return sum(seeds_of_encodings.values())
