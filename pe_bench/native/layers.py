@@ -13,6 +13,7 @@ from torch.autograd.function import once_differentiable
 
 from pe_bench.native.build import (
     empty_tokens_first,
+    has_cpu_data,
     kernel,
     pointer_to,
     shape_of,
@@ -121,8 +122,8 @@ def _call_for_rows(name: str, rows: Tensor, *arguments: Any) -> None:
 def is_rotated_natively(x: Tensor, cosines: Tensor) -> bool:
     """Return true if `rotated` takes x [B, H, n, K] and cosines [n, K/2] or [B, 1, n, K/2]."""
     single = x.dtype == cosines.dtype == torch.float32
-    on_cpu = x.device.type == "cpu" and x.numel() > 0
-    if not single or not on_cpu or x.dim() != 4 or cosines.requires_grad:
+    has_data = has_cpu_data(x) and has_cpu_data(cosines) and x.numel() > 0
+    if not single or not has_data or x.dim() != 4 or cosines.requires_grad:
         return False
     # The compiled code reads one table for all heads, with a row for each token.
     is_per_sequence = cosines.dim() == 4 and len(cosines) in (1, len(x))

@@ -7,6 +7,7 @@ import pytest
 import torch
 from support.native import here
 from torch import Tensor
+from torch._subclasses import FakeTensorMode
 from torch.nn.functional import cross_entropy
 
 from pe_bench.config.compose import compose_config
@@ -184,6 +185,13 @@ def test_rotated_pairs_and_their_gradients_are_those_of_float64() -> None:
         for found, exact in zip(turned(x, slope), turned(x.double(), slope.double()), strict=True):
             assert float((found - exact).abs().max()) < 2e-6
         assert torch.equal(turned(x, slope)[0], rotate(x, position, frequencies, "half"))
+
+
+@here
+def test_tensors_without_data_are_not_rotated_by_compiled_code() -> None:
+    x, cosines = torch.randn(2, 3, 5, 8), torch.rand(5, 4)
+    with FakeTensorMode() as mode:
+        assert not is_rotated_natively(mode.from_tensor(x), mode.from_tensor(cosines))
 
 
 def test_positions_of_their_own_for_each_head_or_one_for_all_tokens_turn_as_in_float64() -> None:
