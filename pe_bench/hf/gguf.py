@@ -24,10 +24,10 @@ ORIGINAL_HINT = "give the folder that the file was made from"
 
 @dataclass(frozen=True)
 class Weights:
-    """The weights in a GGUF file: their file, types and number."""
+    """The file of GGUF weights, their number, and how they were rounded."""
 
     file: Path
-    rounding: str  # the types to which weights were rounded, the most frequent first
+    rounding: str  # the types to which weights were rounded, the most frequent first; empty for none
     count: int  # the number of weights
 
 

@@ -85,14 +85,14 @@ class RotaryCall:
         """
         changed = []
         for value in values:
-            changed.append(_first_and_last_position(value, length) if _is_positions(value) else value)
+            changed.append(_first_and_last_position(value, length) if _is_integer_tensor(value) else value)
         return changed
 
     def _named_with_positions_at(self, length: int) -> dict[str, Any]:
         return dict(zip(self.named, self._with_positions_at([*self.named.values()], length), strict=True))
 
 
-def _is_positions(value: Any) -> bool:
+def _is_integer_tensor(value: Any) -> bool:
     return isinstance(value, Tensor) and not value.is_floating_point()
 
 
@@ -116,7 +116,7 @@ def recording_calls(model: nn.Module, calls: dict[tuple[Any, ...], RotaryCall]) 
     """Within the context, record in `calls` the last call of each rotary module with each layer type."""
 
     def record_call(module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any], _: Any) -> None:
-        if any(map(_is_positions, (*arguments, *named.values()))):
+        if any(map(_is_integer_tensor, (*arguments, *named.values()))):
             call = RotaryCall(module, arguments, named)
             calls[call.kind] = call
 

@@ -76,7 +76,7 @@ def scores_by_distance(subject: ResolvedEncoding, layer: LayerEncoding, length: 
     sums = torch.zeros(2, model.n_heads, length)
     samples = 0
     visible = torch.empty(0)
-    for x, heads in _content_parts(subject, length):
+    for x, heads in _content_samples(subject, length):
         queries, keys = _same_content_sides(subject, layer, x, heads, length)
         last = select_tokens(queries, range(length - 1, length))
         scores, visible = logits(layer, last, keys, scale)
@@ -99,7 +99,7 @@ def _shares_left(subject: ResolvedEncoding, layer: Recurrent, length: int) -> At
     """Return the share of a token that is left in the state, by its distance, as a mean over contents."""
     total = torch.zeros(subject.config.model.n_heads, length)
     samples = 0
-    for x, heads in _content_parts(subject, length):
+    for x, heads in _content_samples(subject, length):
         repeated = heads.expand(-1, -1, length, -1)
         inputs = layer.recurrence_inputs(x.expand(-1, length, -1), repeated, repeated, repeated)
         # A token at a distance has been decayed by all later tokens, but not by itself.
@@ -112,8 +112,11 @@ def _shares_left(subject: ResolvedEncoding, layer: Recurrent, length: int) -> At
     return AttentionCurves(left.log(), weights, "log of what is left of a token")
 
 
-def _content_parts(subject: ResolvedEncoding, length: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield `contents` in parts, so that a tensor of `length` tokens has at most `MAX_ELEMENTS` numbers."""
+def _content_samples(subject: ResolvedEncoding, length: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield the random contents of an encoding's layer, some samples at a time: [s, 1, D] and [s, H, 1, K].
+
+    A tensor of `length` tokens for each of the s samples has at most `MAX_ELEMENTS` numbers, or s is 1.
+    """
     model = subject.config.model
     x, heads = contents(model.d_model, model.n_heads, model.d_head)
     width = max(model.n_heads * model.d_head, model.d_model)

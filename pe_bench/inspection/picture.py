@@ -39,7 +39,7 @@ MARK: dict[str, Any] = {"color": GREY, "linewidth": 0.9, "linestyle": DASH_PATTE
 
 @dataclass(frozen=True)
 class PanelRow:
-    """A row of panels: the layers of one kind, or the input."""
+    """A row of panels: one layer, the layers of one kind, or the input."""
 
     title: str
     colour: str

@@ -25,7 +25,7 @@ SHARED_KEYS = ("model", "train", "eval", "seed", "precision", "threads", "device
 
 @dataclass(frozen=True)
 class ResolvedEncoding:
-    """An encoding that an argument names, in a whole configuration."""
+    """An encoding that an argument or a trained model has, in a whole configuration."""
 
     name: str  # the name in the arguments
     config: Config

@@ -43,7 +43,7 @@ NOTES = (
 
 
 def trained_encoding(config: Config, encoding: Composition) -> ResolvedEncoding:
-    """Return the encoding of a trained model in the form of an encoding that an argument names."""
+    """Wrap a trained model's encoding like the encodings that `show` takes as arguments."""
     return ResolvedEncoding(config.encoding["name"], config, trained=encoding)
 
 

@@ -223,7 +223,7 @@ def _change_point(record: Record, change: float) -> Point:
 
 
 def _is_comparable(record: Record, table: Table) -> bool:
-    """Return whether a record's change has the targets of its curve; true for a record without a change."""
+    """Return whether a record's change was measured on the targets of its curve; true without a change."""
     target_hash = record.compared.target_hash
     return not target_hash or table.is_drawn(record, target_hash)
 

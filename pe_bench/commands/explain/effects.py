@@ -65,7 +65,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Effect:
-    """The part of the loss at a length that a change restores."""
+    """How much a change lowers the level at a length, and the share of a sure loss that it restores."""
 
     change: str
     words: str  # the change in a sentence

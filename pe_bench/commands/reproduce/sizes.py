@@ -130,15 +130,19 @@ def size_agreements(sizes: Sequence[SizeResult], scores: Measurements) -> list[S
         if len(shared) < MIN_ORDERED:
             continue
         for times in ORDERED_AT_TIMES:
-            agreement = _agreement(first, second, times, shared, scores)
+            agreement = _agreement_of_sweeps(first, second, times, shared, scores)
             if agreement is not None:
                 found.append(agreement)
     return found
 
 
-def _agreement(
+def _agreement_of_sweeps(
     first: str, second: str, times: int, encodings: Sequence[str], scores: Measurements
 ) -> SizeAgreement | None:
+    """Return how far two sweeps order encodings alike at `times` the training length.
+
+    None if a sweep has no difference with an interval between two of the encodings.
+    """
     pairs = list(combinations(encodings, 2))
     agreeing = 0
     lowest = 0

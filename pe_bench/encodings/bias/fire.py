@@ -57,7 +57,7 @@ class FIRE(LayerEncoding):
         return batch_first(bias.unflatten(-1, fraction.shape))
 
     def _network(self, fraction: Tensor) -> Tensor:
-        """Return f of the fractions [n] for each head, [H, n]; numbers of one neuron are contiguous."""
+        """Return each head's bias [H, n] for fractions of the distance [n]: f in the module's equation."""
         hidden_bias = self.hidden.bias.unsqueeze(-1)
         hidden = torch.addcmul(hidden_bias, self.hidden.weight, fraction).relu()
         output_bias = self.output.bias.unsqueeze(-1)

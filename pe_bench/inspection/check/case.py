@@ -93,7 +93,7 @@ class Case:
     vocabulary: Sequence[str] = VOCABULARY  # the text of every token
 
     def as_built(self, seed: int = 0) -> Composition:
-        """Build the encoding with its initial values, in the types that it chose."""
+        """Build the encoding with its initial values, drawn with `seed`, in the dtypes of its own code."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             return self.spec.build(self.sizes.n_layers, self.vocabulary)

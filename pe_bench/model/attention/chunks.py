@@ -177,7 +177,10 @@ def fused_relative_attention(
 
 
 def _attend_near_and_far(near: "NearKeyAttention", q: Tensor, k: Tensor, v: Tensor, start: int) -> Tensor:
-    """Return the output [B, H, Q, K] of the chunk of queries that begins at `start`, over all its keys."""
+    """Return the output [B, H, Q, K] of the queries from `start` to `start + near.size`, over all their keys.
+
+    q, k, v: of the whole text, [B, H, T, K].
+    """
     stop = min(start + near.size, q.shape[-2])
     first = max(0, start - near.reach)
     chunk = q[:, :, start:stop]

@@ -191,9 +191,10 @@ def _forward(
     scale: float,
     columns: Sequence[Tensor] = (),
 ) -> tuple[Tensor, Tensor]:
-    """Return the output [B, H, T, V] and the normalizers [2, B, H, T] of the weights.
+    """Return the output [B, H, T, V] of causal attention, and the normalizers [2, B, H, T] of its weights.
 
-    Normalizers are each query's largest logit m, and 1 / sum exp(logit - m).
+    Normalizers, which the backward pass reads, are each query's largest logit m, and 1 / sum exp(logit - m).
+    Arguments as in `causal_attention`, with the same leading sizes; columns: none, or a pair.
     """
     q, k, v, *columns = map(build.with_whole_rows, (q, k, v, *columns))
     output = build.empty_tokens_first(v)
