@@ -88,7 +88,7 @@ def evaluate(
         pe_bench.evaluate("hf:FOLDER", [4096], overrides=["data=files", "data.path=texts"])
 
     The run is what `train` returned; or a path; or a name, its beginning or an encoding, if only one run of
-    `results_dir` matches; or hf:FOLDER or hf:OWNER/NAME[@REVISION], a Hugging Face checkpoint, for which
+    `results_dir` matches; or hf:FOLDER or hf:OWNER/NAME[@REVISION], a Hugging Face model, for which
     `overrides` are KEY=VALUE of data, eval and train.length. None keeps the run's value. Scores are reused.
 
     lengths N,N: Context lengths in tokens.
@@ -97,16 +97,17 @@ def evaluate(
     max_length NUMBER: Score the same targets at every length up to this.  [default: 16 x training length]
     targets NUMBER: Target blocks at each length (paired).
     stride NUMBER: Tokens between windows (sliding).
-    controls NAME: auto (at 2 and 16 x training length; of a checkpoint at the longest too), offset (auto, and
-        moved positions), all or none; for paired.
+    controls NAME: auto (at 2 and 16 x training length; of a Hugging Face model at the longest too),
+        offset (auto, and moved positions), all or none; for paired.
     per_position: Also score by position, at the longest length.
     precision NAME: float32, or bfloat16, which is coarser and has its own table.
     half NAME: both, or the first or second half of the documents, which has its own table.
     device NAME: auto, cpu or cuda.
     threads NUMBER: Processor cores.
     force: Score under incompatible encodings, or changed code, and label the rows.
-    plain: Score a checkpoint with its own attention, without --with.
-    reference NUMBER: Measure the changes of a checkpoint from this length.  [default: its training length]
+    plain: Score a Hugging Face model with its own attention, without --with.
+    reference NUMBER: Measure the changes of a Hugging Face model from this length.
+        [default: its training length]
     key_tokens_of RUN: Choose key targets by another run's scores (report --slice key).
     config_dir DIR: A folder with your encoding/NAME.yaml.
     code FILE: Trust FILE as the code of a run's custom encoding.
@@ -152,8 +153,8 @@ def probe(
 
     lengths N,N: Window lengths in tokens, from 128.  [default: 1, 2, 4 and 16 x training length]
     depths NUMBER: Number of evenly spaced positions of the span, from start to end.  [default: 5]
-    windows NUMBER: Windows at each length and depth.  [default: 64; 8 of text of a checkpoint]
-    task NAME,NAME: Give a checkpoint prompts of RULER instead: niah_multikey_3, vt or fwe.
+    windows NUMBER: Windows at each length and depth.  [default: 64; 8 of text of a Hugging Face model]
+    task NAME,NAME: Give a Hugging Face model prompts of RULER instead: niah_multikey_3, vt or fwe.
 
     Raises `UserError` (a `ValueError`) before anything is scored if there is no such run or an option cannot
     work, and `RunError` if scoring fails.
@@ -248,8 +249,8 @@ def extend(
     trains them further with each encoding, and with `long` it trains the model at the longer length from the
     start.
     `overrides` are KEY=VALUE of the further training or this machine, such as train.lr=0.002 or
-    hydra/launcher=joblib; for a checkpoint, of its data. Finished work is reused. `print` shows the command's
-    table, and `plot` draws it.
+    hydra/launcher=joblib; for a Hugging Face model, of its data. Finished work is reused. `print` shows the
+    command's table, and `plot` draws it.
 
     to LENGTH: The longer length: a multiple of the training length, such as 4x, or tokens.
     with_ NAME,NAME: Encodings to continue with; 'NAME KEY=VALUE' sets options; repeatable.

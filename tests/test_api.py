@@ -138,7 +138,7 @@ def test_a_run_is_extended_at_lengths_of_numpy(
             {"lengths": ["far"]},
             "lengths must be a list, each item a whole number of at least 128, not",
         ),
-        ("probe", {"plain": True}, "plain is for a checkpoint"),
+        ("probe", {"plain": True}, "plain is for a Hugging Face model"),
         ("results", {"margin": 3}, "must be above 0"),
         ("results", {"protocol": "slidin"}, "sliding"),
     ],

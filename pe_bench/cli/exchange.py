@@ -112,15 +112,15 @@ def _cited_papers(tables: "Sequence[Table]", encodings: Sequence[str] = ()) -> I
 
 @command("export")
 def export(name: str, *, folder: Path, with_: str | None = None, results_dir: Path = Path("results")) -> None:
-    """Write a trained run as a Hugging Face checkpoint.
+    """Write a trained run as a Hugging Face model.
 
     The encoding must be one that transformers has: rope and its scalings, p_rope, nope,
-    sliding_window, smollm3, cohere2, or local_global of rope and nope. A checkpoint (hf:FOLDER)
+    sliding_window, smollm3, cohere2, or local_global of rope and nope. A Hugging Face model (hf:FOLDER)
     is written with a scaling of its rotation, which --with names.
 
     name RUN: A run by encoding, name, the beginning of a name, or path; or hf:FOLDER.
     folder DIR: The folder to write; it must be new or empty.
-    with_ NAME: The scaling of a checkpoint, such as 'yarn factor=2'.
+    with_ NAME: The scaling of a Hugging Face model, such as 'yarn factor=2'.
 
     Examples:
       pe-bench export rope --hf FOLDER
@@ -132,11 +132,11 @@ def export(name: str, *, folder: Path, with_: str | None = None, results_dir: Pa
     from pe_bench.runs.find import is_hf_name
 
     if not is_hf_name(name):
-        require(with_ is None, "--with is for a checkpoint (hf:FOLDER): leave it out")
+        require(with_ is None, "--with is for a Hugging Face model (hf:FOLDER): leave it out")
         export_run(name, folder, results_dir)
         return
     if with_ is None:
-        raise UserError(f"{name} is a checkpoint of transformers already: give --with 'yarn factor=2'")
+        raise UserError(f"{name} is a Hugging Face model already: give --with 'yarn factor=2'")
     export_hf_model(name, with_, folder, results_dir)
 
 

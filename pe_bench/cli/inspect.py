@@ -157,7 +157,7 @@ def show(
     config_dir: Sequence[Path] = (),
     results_dir: Path = Path("results"),
 ) -> None:
-    """Show an encoding, a task, a checkpoint, or a trained run.
+    """Show an encoding, a task, a run, or a Hugging Face model.
 
     An encoding is shown by its equation, options and claims; hf:FOLDER by what each of its layers does:
     rotation and base, window, sinks; a run by its encoding and attention (--plot) and by what it writes
@@ -178,18 +178,19 @@ def show(
       pe-bench show rope-s0-1a2b3c4d --plot trained.png
       pe-bench show rope-s0-1a2b3c4d --sample
     """
-    is_checkpoint = any(argument.startswith("hf:") for argument in arguments)
+    is_hf_model = any(argument.startswith("hf:") for argument in arguments)
     is_task = any(re.match(r"\+*task[.=]", argument) for argument in arguments)
     is_run = sample or any(_is_run(argument, results_dir, config_dir) for argument in arguments)
-    takes_code = is_run and not is_checkpoint and not is_task
+    takes_code = is_run and not is_hf_model and not is_task
     require(takes_code or not code, "--code is for a run with an encoding of its own: leave it out")
-    if is_checkpoint:
+    if is_hf_model:
         from pe_bench.hf.layers import layer_table
         from pe_bench.render import grid
 
         is_one = plot is None and not sample and len(arguments) == 1
         require(
-            is_one, "show takes one checkpoint at a time, without --plot and --sample: leave out the rest"
+            is_one,
+            "show takes one Hugging Face model at a time, without --plot and --sample: leave out the rest",
         )
         grid.show([layer_table(arguments[0]).draw])
     elif is_task:

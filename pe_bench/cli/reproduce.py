@@ -51,7 +51,7 @@ def reproduce(
         of the toy are written.
     claims: Print the ledger: the claims of all papers, or of the papers named, and what our stored
         scores say of each claim, at each model size and after each training budget.
-    models DIR: The folder with the checkpoints that a study such as real scores; without it, the
+    models DIR: The folder with the Hugging Face models that a study such as real scores; without it, the
         command says how to get them.
     config_dir DIR: A folder with your study/NAME.yaml and encodings.
 
@@ -88,15 +88,15 @@ def reproduce(
     require(text == STDLIB or Path(text).is_dir(), f"--text {text} is neither stdlib nor a folder")
     text = text if text == STDLIB else str(Path(text).absolute())
     study = replace(read_study(names[0], config_dir), text=text)
-    checkpoints = [sweep.checkpoint for sweep in study.sweeps if sweep.checkpoint]
-    message = f"--quick trains toys, and {study.name} scores {', '.join(checkpoints)}: leave it out"
-    require(not (quick and checkpoints), message)
+    hf_models = [sweep.hf_model for sweep in study.sweeps if sweep.hf_model]
+    message = f"--quick trains toys, and {study.name} scores {', '.join(hf_models)}: leave it out"
+    require(not (quick and hf_models), message)
     study = study.quick() if quick else study
     runs = StudyRuns(study, machine, results_dir, models)
     if stored:
         require(not (quick or write_table), "--stored trains nothing: leave out --quick and --write-table")
         require(not machine, f"--stored trains nothing: leave out {' '.join(machine)}")
-        require(models is None, "--stored reads no checkpoints: leave out --models")
+        require(models is None, "--stored reads no Hugging Face models: leave out --models")
         _report_stored(runs)
     elif write_table and not quick:
         _make_pieces(runs)
@@ -301,7 +301,7 @@ def _draw_study(study: "Study", measured: "Measurements", results_dir: Path, pat
         by.append("train.lr")
     selection = Selection(where=tuple(where), by=tuple(by))
     plot_tables(build_tables(results_dir, names, selection=selection), path)
-    # The runs of a checkpoint are not named after its encoding.
-    trained = chain.from_iterable(sweep.encodings for sweep in study.sweeps if not sweep.checkpoint)
+    # The runs of a Hugging Face model are not named after its encoding.
+    trained = chain.from_iterable(sweep.encodings for sweep in study.sweeps if not sweep.hf_model)
     command = " ".join(["pe-bench report", *dict.fromkeys(trained)])
     say(f"tables of the runs: {command}{results_option(results_dir)}")

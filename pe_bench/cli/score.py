@@ -31,7 +31,7 @@ def evaluate(
 
     Without RUN, --where and --all, the run that finished last is scored. Options
     replace values of the run's configuration. hf:FOLDER and hf:OWNER/NAME are
-    Hugging Face checkpoints, whose data is given as KEY=VALUE.
+    Hugging Face models, whose data is given as KEY=VALUE.
 
     everything: Score every finished run, not only the last.
     baseline NAME: The encoding, or hf:FOLDER, to compare the others with.
@@ -74,7 +74,7 @@ def probe(
     as_json: bool = False,
     **options: Any,
 ) -> None:
-    """Ask runs or checkpoints to find a span of the text.
+    """Ask runs or Hugging Face models to find a span of the text.
 
     Each window of validation text ends with the first half of a span that also
     occurs earlier in it: does that make the second half likelier, and the likeliest
@@ -135,25 +135,25 @@ def _score_named(
     from pe_bench.runs.find import is_hf_name, parse_condition, runs_to_score
 
     options["lengths"] = parse_lengths(",".join(options["lengths"])) if options["lengths"] else None
-    checkpoints = [name for name in dict.fromkeys(names) if is_hf_name(name)]
-    if not checkpoints:
+    hf_models = [name for name in dict.fromkeys(names) if is_hf_name(name)]
+    if not hf_models:
         conditions = [*map(parse_condition, where)]
         paths = runs_to_score(names, conditions, options["results_dir"], everything=everything)
         if not (names or where or everything):
             say(f"the newest finished run: {paths[0]}")
         return score_each(paths, kind.read(**options))
-    require(not where and not everything, "--where and --all choose runs: leave them out of checkpoints")
+    require(not where and not everything, "--where and --all choose runs: leave them out with hf:NAME")
     from pe_bench.hf.load import with_one_length
 
-    overrides = [name for name in names if name not in checkpoints]
+    overrides = [name for name in names if name not in hf_models]
     options["overrides"], options["reference"] = with_one_length(
-        checkpoints, overrides, options.get("reference")
+        hf_models, overrides, options.get("reference")
     )
     if options.get("task"):
         requests = [kind.read(**{**options, "task": task}) for task in options["task"].split(",")]
     else:
         requests = [kind.read(**options)]
-    runs = [score(name, request) for name, request in product(checkpoints, requests)]
+    runs = [score(name, request) for name, request in product(hf_models, requests)]
     return runs, [run.failure for run in runs if run.failure]
 
 

@@ -110,7 +110,7 @@ def _write_plan(overrides: Sequence[str], search: Sequence[Path], plan: Path) ->
 
 @command("extend", api.extend)
 def extend(runs: Sequence[str] = (), *, plot: Path | None = None, **options: Any) -> None:
-    """Stretch runs or a checkpoint to longer texts, and compare them.
+    """Stretch trained models to longer texts, and compare them.
 
     Scores the runs unchanged and, without more training, with each encoding; --tokens also trains them
     further with each, and draws the lines of untrained encodings dashed. Prints one table and draws it.

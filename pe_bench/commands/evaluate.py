@@ -328,7 +328,7 @@ def prepare(
     the request's own planner.
     """
     if isinstance(run, Path):
-        option_is_for = "a checkpoint (hf:FOLDER)"
+        option_is_for = "a Hugging Face model (hf:FOLDER)"
         options = request.hf_model_options
     else:
         option_is_for = "a run"
@@ -408,7 +408,7 @@ def load_finished(run: Path, config: Config, planner: Planner = make_plans) -> L
     """Load a finished run to score at the lengths of its `config`."""
     result = runs.read_result(run) or {}
     job, plans = load(config, planner, run)
-    if config.checkpoint is not None:
+    if config.hf_model is not None:
         return LoadedModel(replace(job, folder=run), plans)
     trained = checkpoint.require_trained(run, config.train.total_steps)
     trained_hash = result.get("data_hash")
@@ -454,9 +454,7 @@ def score_finished(
         reason = "targets that it chose would flatter it, so it is not scored on them"
         say(f"{run.name} is the judge of {KEY_TOKENS_OPTION}: {reason}")
         judge = None
-    message = (
-        f"{KEY_TOKENS_OPTION} chooses targets in runs, and {run.name} is a checkpoint: leave the option out"
-    )
+    message = f"{run.name} is a Hugging Face model, and {KEY_TOKENS_OPTION} is for runs: leave it out"
     require(judge is None or trained is not None, message)
     judged = {}
     if judge is not None:

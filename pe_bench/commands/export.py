@@ -51,7 +51,7 @@ def export_run(name: str, folder: Path, results_dir: Path) -> None:
     _require_new_folder(folder)
     run = find_run(name, results_dir)
     config = read_config(run)
-    require(config.checkpoint is None, f"{run.name} is a checkpoint of transformers already")
+    require(config.hf_model is None, f"{run.name} is a Hugging Face model already")
     require(config.task is None, f"{run.name} is trained on a task, whose tokens no tokenizer makes")
     trained = require_trained(run, config.train.total_steps)
     job, _ = load(trusted(config, ()), run=run)
@@ -83,10 +83,10 @@ def export_hf_model(text: str, scaling: str, folder: Path, results_dir: Path) ->
     """
     _require_new_folder(folder)
     config = hf_model_config(text, [], {}, {}, results_dir)
-    assert config.checkpoint is not None
+    assert config.hf_model is not None
     source = read_source(text)
     length = config.trained_length
-    first_ids = config.checkpoint.first_token_ids
+    first_ids = config.hf_model.first_token_ids
     opened = open_hf_model(source, load_config(source), length, first_ids, torch.float32, plain=False)
     why = opened.model.why_encoding_stays
     require(not why, f"{source.name} {why}, so --with has nothing to replace")

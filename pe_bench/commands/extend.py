@@ -93,10 +93,10 @@ def extend_runs(
     requested = read_with(with_ or [",".join(DEFAULT_SCALINGS)])
     require(tokens is not None or not long, "--long trains with as many tokens as both stages: give --tokens")
     if any(map(is_hf_name, runs)):
-        require(to.endswith("x"), f"--to {to} of a checkpoint: say how many times longer, such as 4x")
+        require(to.endswith("x"), f"--to {to} of a Hugging Face model: say how many times longer, such as 4x")
         names = ", ".join(runs)
-        require(len(runs) == 1, f"give one checkpoint at a time, not {names}")
-        require(not long, "--long trains a run from the start, and a checkpoint has no such: leave it out")
+        require(len(runs) == 1, f"give one Hugging Face model at a time, not {names}")
+        require(not long, "--long trains a run from the start, which no Hugging Face model has: leave it out")
         require(train_layers is None or tokens is not None, "--train-layers has no effect without --tokens")
         refuse_scored_keys(value_texts(overrides))
         data_path = None if text is None else str(text)
@@ -179,8 +179,8 @@ def _checked_values(
     names = ", ".join(run.name for run in runs)
     if is_trained:
         check_launcher(typed.launcher_overrides)
-    message = f"{names}: extend takes runs that were trained on text, and no checkpoint and no task"
-    require(config.checkpoint is None and config.task is None, message)
+    message = f"{names}: extend takes runs that were trained on text, and no Hugging Face model and no task"
+    require(config.hf_model is None and config.task is None, message)
     folders = [*map(RunFolder, runs)]
     differing = []
     for key in folders[0].flat_config:

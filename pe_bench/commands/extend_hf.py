@@ -20,7 +20,7 @@ from pe_bench.commands.evaluate import Evaluation, prepare
 from pe_bench.config.arguments import value_texts, without_keys
 from pe_bench.config.compose import compose
 from pe_bench.config.parse import parse_config
-from pe_bench.config.schema import MIN_PAIRED_LENGTH, Config, DataConfig, quarter_of
+from pe_bench.config.schema import HF_SECTION, MIN_PAIRED_LENGTH, Config, DataConfig, quarter_of
 from pe_bench.data.batches import TrainingWindows
 from pe_bench.data.packed import Data, load_data, summary
 from pe_bench.errors import require
@@ -38,7 +38,7 @@ from pe_bench.runs.job import hashed
 from pe_bench.scoring.other_encodings import OtherEncoding, Requested, find_others
 from pe_bench.scoring.stages import stretched_lengths, with_factor
 from pe_bench.system import machine
-from pe_bench.system.cost import Pace, count, expect, print_cost_once
+from pe_bench.system.cost import PACE_SECONDS, count, expect, print_cost_once
 from pe_bench.system.files import remove_leftovers, replace_folder, write_json
 from pe_bench.system.signals import world_size
 from pe_bench.system.terminal import progress_bar, say
@@ -151,7 +151,7 @@ def _stages(config: Config, settings: Settings, requested: Sequence[Requested]) 
 
     Raises `UserError` for a scaling that transformers does not have.
     """
-    about = config.checkpoint
+    about = config.hf_model
     assert about is not None
     data = load_data(config)
     TrainingWindows(data.train, settings.train.length, data.end_of_text)  # long enough for one
@@ -178,8 +178,8 @@ def _stages(config: Config, settings: Settings, requested: Sequence[Requested]) 
 
 def _open_replaceable(config: Config, source: Source) -> Opened:
     """Open a model in float32. Raise `UserError` if its encoding cannot be replaced."""
-    assert config.checkpoint is not None
-    first_ids = config.checkpoint.first_token_ids
+    assert config.hf_model is not None
+    first_ids = config.hf_model.first_token_ids
     length = config.trained_length
     opened = open_hf_model(source, load_config(source), length, first_ids, torch.float32, plain=False)
     why = opened.model.why_encoding_stays
@@ -189,12 +189,12 @@ def _open_replaceable(config: Config, source: Source) -> Opened:
 
 def _facts_of_weights(config: Config, settings: Settings, data: Data, other: OtherEncoding) -> dict[str, Any]:
     """Return the facts that decide the weights of a training, as JSON has them."""
-    assert config.checkpoint is not None
+    assert config.hf_model is not None
     train = settings.train
     names = ("length", "batch_tokens", "lr", "final_lr", "warmup_steps", "weight_decay", "betas", "clip")
     return {
         "version": TRAINING_VERSION,
-        "checkpoint": config.checkpoint.identity,
+        HF_SECTION: config.hf_model.identity,
         "encoding": other.encoding.identity(),
         "train_length": config.trained_length,
         "steps": train.total_steps,
@@ -235,13 +235,13 @@ def _train_stage(stage: Stage) -> bool:
             what = f"trains {count:,} parameters with {stage.other.label}"
             say(f"{stage.target.name}: {what}, {steps}, {how}")
             with progress_bar(stage.target.name, train.total_steps) as bar:
-                pace = Pace()
 
                 def show_step(step: Step) -> None:
                     show_progress(bar, step, train.total_steps)
-                    seconds = pace.seconds_per_unit(step.step)
-                    if seconds is not None:
-                        expect(seconds * train.total_steps, machine.cores_of(device, threads))
+                    # The first step of a large model takes minutes: one is enough to know the cost.
+                    if step.seconds >= PACE_SECONDS:
+                        seconds = step.seconds / step.step * train.total_steps
+                        expect(seconds, machine.cores_of(device, threads))
 
                 train_further(training, stage.workplace, show_step)
             if group.is_first:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pe_bench.config.schema import Config
+from pe_bench.config.schema import HF_SECTION, Config
 from pe_bench.data.batches import windows_of
 from pe_bench.data.packed import Data, load_data, summary
 from pe_bench.encodings.source import copy_files
@@ -47,18 +47,18 @@ def load(config: Config, planner: Planner = make_plans, run: Path | None = None)
 
     run: the folder of a finished run, whose parent is not needed any more.
     """
-    if config.checkpoint is not None:
+    if config.hf_model is not None:
         return load_hf_model(config, planner)
     device = machine.resolve_device(config.device)
     threads = machine.set_threads(config.threads)
     data = load_data(config)
-    source = None
+    parent = None
     if run is None and (config.train.from_run or config.train.beside):
-        source = find_parent(config, data.hash, trained_name)
-        config = with_parent(config, source)
+        parent = find_parent(config, data.hash, trained_name)
+        config = with_parent(config, parent)
     encoding = EncodingSpec(config.encoding, config.search)
-    if source is not None and config.train.from_run:
-        encoding = later_stage_encoding(encoding, source.config, config.train.length)
+    if parent is not None and config.train.from_run:
+        encoding = later_stage_encoding(encoding, parent.config, config.train.length)
     encoding = encoding.with_code_hashes()
     config = replace(config, encoding=encoding.values)
     with user_code_errors():
@@ -77,15 +77,15 @@ def load(config: Config, planner: Planner = make_plans, run: Path | None = None)
     label = encoding.label
     first = None
     own_setting = setting(facts)
-    if source is not None:
-        before = source.config if config.train.from_run else None
-        label, first, own_setting = source.stage(stage_label(encoding, before), config, own_setting)
+    if parent is not None:
+        before = parent.config if config.train.from_run else None
+        label, first, own_setting = parent.stage(stage_label(encoding, before), config, own_setting)
     plans = planner(config, config.eval, data)
     refuse_lookahead_in_text(model, _windows_of_text(data, config.train.length), config.encoding["name"])
-    start = source.run if source is not None and config.train.from_run else None
+    start = parent.run if parent is not None and config.train.from_run else None
     job = Job(config, folder, own_setting, label, label, device, dtype, threads, data, model, first, start)
-    if source is not None:
-        job = replace(job, kept=source.to_plain(), missing=source.missing)
+    if parent is not None:
+        job = replace(job, kept=parent.to_plain(), missing=parent.missing)
     return job, plans
 
 
@@ -154,7 +154,7 @@ def write_description(job: Job) -> None:
     """
     write_config(job)
     facts: dict[str, Any] = {**machine.environment(job.device, job.threads)}
-    if job.config.checkpoint is None:
+    if job.config.hf_model is None:
         facts["attention"] = kernel = describe_training_kernel(job.device, job.dtype)
         is_compiled = usable_kernel(torch.float32).library is not None
         if job.device.type == "cpu" and not is_compiled:
@@ -191,8 +191,8 @@ def write_result(job: Job, trained: checkpoint.Checkpoint | None) -> None:
     result |= {"data_hash": job.data.hash, "setting": job.setting}
     if job.first is not None:
         result["first_stage"] = asdict(job.first)
-    if job.config.checkpoint is not None:
-        result["checkpoint"] = job.config.checkpoint.source
+    if job.config.hf_model is not None:
+        result[HF_SECTION] = job.config.hf_model.source
     if trained is not None:
         result |= {"steps": trained.step, "loss": trained.loss, "train_seconds": trained.train_seconds}
         result["train_dtype"] = job.train_dtype

@@ -34,8 +34,8 @@ def load_run(name: str, results_dir: Path, code: Sequence[Path] = ()) -> Job:
     run = find_run(name, results_dir)
     request = Evaluation(code=tuple(code), results_dir=results_dir, device="cpu")
     config = prepare(run, request).config
-    message = f"{run.name} is a checkpoint of transformers: show takes runs that pe-bench trained"
-    require(config.checkpoint is None, message)
+    message = f"{run.name} is a Hugging Face model: show takes runs that pe-bench trained"
+    require(config.hf_model is None, message)
     require(
         config.task is None, f"{run.name} answers a task, and show writes and draws text: name another run"
     )

@@ -72,7 +72,8 @@ def _runs_text(left: int) -> str:
 @machine.explain_out_of_memory()
 def prepare(config: Config, planner: Planner = make_plans) -> tuple[Job, list[Plan]]:
     """Load and check a run, return its job and the plans of its scores; write nothing. Raises `UserError`."""
-    require(config.checkpoint is None, "a checkpoint is scored and not trained: say pe-bench eval hf:FOLDER")
+    message = "a Hugging Face model is scored and not trained: say pe-bench eval hf:FOLDER"
+    require(config.hf_model is None, message)
     check_folder(config.results_dir, "results_dir", is_written=True)
     if world_size() > 1:  # as many as torchrun has started
         config = replace(config, train=replace(config.train, processes=world_size()))
@@ -81,14 +82,14 @@ def prepare(config: Config, planner: Planner = make_plans) -> tuple[Job, list[Pl
     check_processes(job.config, job.device)
     if config.tracker is not None:
         check_tracker(config.tracker)
-    source, job = job.source, replace(job, source=None)
+    start, job = job.start, replace(job, start=None)
     is_begun = checkpoint.latest_checkpoint(job.folder / "checkpoints") is not None
-    if source is None or is_begun or _is_trained(job, plans):
+    if start is None or is_begun or _is_trained(job, plans):
         return job, plans
     require(not job.missing, job.missing)
-    trained = checkpoint.require_trained(source, runs.read_config(source).train.total_steps)
+    trained = checkpoint.require_trained(start, runs.read_config(start).train.total_steps)
     checkpoint.load_weights(trained.path, job.model, is_start=True)
-    return replace(job, source=trained.path), plans
+    return replace(job, start=trained.path), plans
 
 
 # Training
@@ -124,8 +125,8 @@ def finish(
 def _finish_in_processes(job: Job, processes: int, bars: Bars, waits: Callable[[str], None] | None) -> None:
     """Train and score a run in several processes, as torchrun would start them."""
     config = job.config
-    if job.source is not None:
-        parent = str(job.source.parents[1])
+    if job.start is not None:
+        parent = str(job.start.parents[1])
         config = replace(config, train=replace(config.train, from_run=parent))
     with explain_stop(job), runs.record_error(job.folder):
         start_processes(processes, _finish_in_process, config, bars, waits, current_listener())

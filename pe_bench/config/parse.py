@@ -88,12 +88,14 @@ def to_plain(config: Config) -> dict[str, Any]:
     """Convert a configuration back to plain values, under the keys of the command line."""
     values = asdict(config)
     del values["search"]
-    for section in ("checkpoint", "task"):
+    for section in ("hf_model", "task"):
         if values[section] is None:
             del values[section]
     for key, name in FIELD_OF_KEY.items():
-        section, option = key.split(".")
-        values[section][option] = values[section].pop(name)
+        section, _, option = key.rpartition(".")
+        fields = values[section] if section else values
+        if name in fields:
+            fields[option] = fields.pop(name)
     values["train"]["betas"] = list(values["train"]["betas"])
     return values
 

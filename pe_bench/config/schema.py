@@ -40,7 +40,10 @@ MAX_DEFAULT_BLOCK_TOKENS = 128
 DEFAULT_LENGTHS = (0.25, 0.5, 1, 1 + 1 / 32, 1.125, 1.25, 1.5, 2, 4, 8, 16)  # times the training length
 MACHINE_KEYS = ("threads", "device", "cache_dir")  # they change no result, like Hydra's own keys
 NAME = re.compile(r"[\w.+-]+")  # characters for the name of a run's folder
-FIELD_OF_KEY = {"train.from": "from_run"}  # `from` is a keyword of Python and cannot name a field
+# The section `Config.hf_model` in the files of runs, which older runs have under this name too.
+HF_SECTION = "checkpoint"
+# Fields with another name than their key: `from` is a keyword of Python and cannot name a field.
+FIELD_OF_KEY = {"train.from": "from_run", HF_SECTION: "hf_model"}
 KEY_OF_FIELD = {field: key for key, field in FIELD_OF_KEY.items()}
 
 
@@ -242,11 +245,11 @@ class ReportConfig:
 # transformers reads, and the identity covers all files that are read. From 3 on, the control `window` leaves
 # the first tokens visible.
 HF_IDENTITY_VERSION = 3
-BY_COMMAND = "the command"  # `CheckpointConfig.train_length_from` for a length that the command gave
+BY_COMMAND = "the command"  # `HfModelConfig.train_length_from` for a length that the command gave
 
 
 @dataclass(frozen=True)
-class CheckpointConfig:
+class HfModelConfig:
     """The Hugging Face model that a run scores, in place of training a model."""
 
     source: str  # after `hf:`
@@ -292,7 +295,7 @@ class Config:
     cache_dir: str | None = None
     tracker: Literal["tensorboard", "wandb", "mlflow"] | None = None
     tag: str | None = None  # a label of the run's experiment; no part of the run's name
-    checkpoint: CheckpointConfig | None = None  # no key: the section of runs that score a Hugging Face model
+    hf_model: HfModelConfig | None = None  # no key: the section of runs that score a Hugging Face model
     search: tuple[Path, ...] = ()  # no key: the folders of --config-dir, with files of encodings
 
     @property
@@ -303,7 +306,7 @@ class Config:
     @property
     def trained_length(self) -> int:
         """The length at which the weights were trained, for scalings."""
-        stated = None if self.checkpoint is None else self.checkpoint.train_length
+        stated = None if self.hf_model is None else self.hf_model.train_length
         return stated or self.train.length
 
     def check(self) -> None:
@@ -311,7 +314,7 @@ class Config:
         for section in (self.model, self.data, self.tokenizer):
             section.check()
         check_margin(self.report.margin, "report.margin")
-        if self.checkpoint is None:
+        if self.hf_model is None:
             self.train.check()
         protocol = self.eval.protocol
         task = (self.task or {}).get("name", "null")
@@ -328,7 +331,7 @@ class Config:
         require(bool(is_name), f"tag={self.tag}: a tag may contain only letters, digits and . + - _")
 
 
-FIELDS_WITHOUT_KEYS = ("search", "checkpoint")  # fields of `Config`
+FIELDS_WITHOUT_KEYS = ("search", "hf_model")  # fields of `Config`
 KEYS = tuple(field.name for field in fields(Config) if field.name not in FIELDS_WITHOUT_KEYS)
 CONFIG_TYPES = get_type_hints(Config)
 SECTIONS: dict[str, Any] = {name: kind for name, kind in CONFIG_TYPES.items() if is_dataclass(kind)}

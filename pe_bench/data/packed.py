@@ -93,11 +93,11 @@ def load_data(config: Config) -> Data:
             label = tokenizers.bpe_label(len(vocabulary))
         about = meta["hash"], label, vocabulary, meta["end_of_text"]
         return Data(config.data.name, *about, train, validation)
-    if config.checkpoint is None:
+    if config.hf_model is None:
         return task_data(build_task(config.task))
     tokenizer = tokenizers.load_file(config.tokenizer)
     name = str(config.task["name"])
-    prompts = Prompts(name, tokenizer, n_first=len(config.checkpoint.first_token_ids))
+    prompts = Prompts(name, tokenizer, n_first=len(config.hf_model.first_token_ids))
     about = prompts.name, prompts.hash, tokenizer.label, tuple(tokenizer.vocabulary), tokenizer.end_of_text
     return Data(*about, NO_DOCUMENTS, NO_DOCUMENTS, prompts=prompts)
 

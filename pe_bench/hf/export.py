@@ -160,7 +160,7 @@ def _rope_parameters(spec: EncodingSpec, part: LayerEncoding, train_length: int)
     options = {"train_length": train_length, "factor": 1.0, **(holders or [spec.base])[0].options}
     message = f"{spec.label} rotates a part of each head, and no exported model can"
     require(options.get("fraction", 1.0) == 1 or isinstance(part, PRoPE), message)
-    message = f"{spec.label} has another factor in each window, and a checkpoint has one: train with "
+    message = f"{spec.label} has another factor in each window, and a Hugging Face model has one: train with "
     require(options["factor"] is not None, message + "encoding.factor=N")
     return {"rope_theta": options.get("base", 10_000.0), **_rope_type_and_options(part, options)}
 
@@ -317,6 +317,6 @@ def require_rescaled(written: Source, opened: Opened, spec: EncodingSpec, train_
     theirs = load_model(written, load_config(written))(tokens, use_cache=False).logits[:, -COMPARED_TOKENS:]
     difference = float((ours - theirs).abs().max() / theirs.abs().max())
     if not difference <= MAX_LOGIT_DIFFERENCE:
-        differ = f"the written checkpoint's logits differ from ours by {difference:.2g} of the largest"
+        differ = f"the written model's logits differ from ours by {difference:.2g} of the largest"
         raise RunError(f"{differ}: {spec.label} is another encoding in transformers")
     return difference

@@ -16,7 +16,7 @@ def quiet() -> Iterator[Any]:
     try:
         import transformers
     except ImportError as error:
-        reason = f"checkpoints need transformers ({first_line(error)})"
+        reason = f"Hugging Face models need transformers ({first_line(error)})"
         raise UserError(f"{reason}: {how_to_install('hf')}") from error
     from transformers.utils import logging
 

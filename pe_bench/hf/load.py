@@ -15,6 +15,7 @@ from pe_bench.config.parse import parse_config, warn_unused
 from pe_bench.config.schema import (
     BY_COMMAND,
     HF_IDENTITY_VERSION,
+    HF_SECTION,
     MIN_PAIRED_LENGTH,
     Config,
     EvalConfig,
@@ -44,7 +45,7 @@ from pe_bench.values import without_none
 # Keys of the scores, the text and the machine; all others describe a training.
 SCORING_KEYS = ("data", "eval", "report", "device", "threads", "cache_dir")
 TRAIN_LENGTH_KEY = "train.length"
-LESS_MEMORY_IN_SCORING = "--precision bfloat16, shorter --lengths, or a smaller checkpoint"
+LESS_MEMORY_IN_SCORING = "--precision bfloat16, shorter --lengths, or a smaller model"
 # Of a Hugging Face model's targets, unless the command gives their number.
 MAX_SCORED_TARGETS = 16_384
 MAX_BLOCKS = 128
@@ -97,7 +98,7 @@ def hf_model_config(
     rounding = None
     if source.gguf is not None:
         rounding = source.gguf.rounding or None
-    values["checkpoint"] = {
+    values[HF_SECTION] = {
         "source": source.address,
         "identity": source.identity(values["cache_dir"]),
         "identity_version": HF_IDENTITY_VERSION,
@@ -186,7 +187,7 @@ def load_hf_model(config: Config, planner: Planner) -> tuple[Job, list[Plan]]:
 
     Raises `UserError` if the model's files changed.
     """
-    about = config.checkpoint
+    about = config.hf_model
     assert about is not None
     source = read_source(f"{about.source}@{about.revision}" if about.revision else about.source)
     again = f"score it as it is now with `pe-bench eval {about.source}`"
@@ -207,7 +208,7 @@ def load_hf_model(config: Config, planner: Planner) -> tuple[Job, list[Plan]]:
     )
     sizes = data.vocab_size, opened.model.vocab_size
     message = f"the tokenizer of {source.name} has {sizes[0]} tokens and its model {sizes[1]}: give a folder"
-    require(sizes[0] <= sizes[1], f"{message} whose files are of one checkpoint")
+    require(sizes[0] <= sizes[1], f"{message} whose files are of one model")
     without = opened.model.without_attention
     layers = opened.size.n_layers - without - len(opened.model.fixed)
     unused = opened.unused_scaling or None
@@ -218,9 +219,9 @@ def load_hf_model(config: Config, planner: Planner) -> tuple[Job, list[Plan]]:
         without_attention=without,
         unused_scaling=unused,
     )
-    config = replace(config, encoding=opened.encoding, model=opened.size, checkpoint=about)
+    config = replace(config, encoding=opened.encoding, model=opened.size, hf_model=about)
     measured_from = config.train.length
-    facts = {"checkpoint": about.identity, "length": measured_from, "data": data.hash, "plain": about.plain}
+    facts = {HF_SECTION: about.identity, "length": measured_from, "data": data.hash, "plain": about.plain}
     if measured_from != length:
         facts["trained"] = length
     setting = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:8]
@@ -258,7 +259,9 @@ def _check_keys(overrides: Sequence[str], *, has_text: bool) -> None:
         usable = SCORING_KEYS[1:]
         brings += ", and with --task its own text"
     for text in without_keys(overrides, [TRAIN_LENGTH_KEY]):
-        message = f"{text} has no effect on a checkpoint, which brings {brings}: change {', '.join(usable)}"
+        message = (
+            f"{text} has no effect on a Hugging Face model, which brings {brings}: change {', '.join(usable)}"
+        )
         require(bool(in_sections([text], usable)), f"{message} or {TRAIN_LENGTH_KEY}")
 
 

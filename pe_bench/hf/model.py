@@ -80,7 +80,7 @@ class HuggingFaceModel(LanguageModel):
         layers = map(encoding.layer, range(self.n_layers))
         if any(layer.overrides("prepare") for layer in layers):
             hooks.append("prepare")
-        require(not hooks, f"needs {', '.join(hooks)}, which checkpoints do not use: leave it out")
+        require(not hooks, f"needs {', '.join(hooks)}, which Hugging Face models do not use: leave it out")
         return super().with_encoding(encoding)
 
     def layer(self, number: int) -> LayerEncoding:

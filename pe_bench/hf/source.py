@@ -70,7 +70,7 @@ class Source:
     def name(self) -> str:
         """Return the name in tables: the last part of the repository's or the folder's name."""
         last = self.address.rpartition("/")[2]
-        return REPLACED_IN_NAMES.sub("-", last).strip("-.") or "checkpoint"
+        return REPLACED_IN_NAMES.sub("-", last).strip("-.") or "model"
 
     @cached_property
     def config(self) -> dict[str, Any]:
@@ -159,7 +159,7 @@ def require_whole(source: Source) -> Source:
         message = f"{path} is a symbolic link out of its folder: replace it by the file itself"
         require(is_inside or not path.is_symlink(), message)
     # transformers would load the weights of the other one, wherever they lie.
-    message = f"{folder} is an adapter of another checkpoint: merge the two, and give the merged folder"
+    message = f"{folder} is an adapter of another model: merge the two, and give the merged folder"
     require(not (folder / "adapter_config.json").exists(), message)
     keys = _keys_with_values(source.config)
     for key, problem in KEYS_OF_OTHER_FILES.items():

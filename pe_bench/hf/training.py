@@ -55,9 +55,7 @@ def trained_parameters(model: HuggingFaceModel, count: int | None) -> nn.Paramet
     chosen = model.causal.parameters()
     if count is not None:
         layers = model.blocks
-        message = (
-            f"--train-layers {count}: this checkpoint has {len(layers)} layers that can be trained alone"
-        )
+        message = f"--train-layers {count}: this model has {len(layers)} layers that can be trained alone"
         require(count <= len(layers), message)
         chosen = chain.from_iterable(layer.parameters() for layer in layers[-count:])
     numbers = {id(parameter) for parameter in chosen}

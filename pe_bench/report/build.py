@@ -229,7 +229,7 @@ def build_report(
     if newest_only and len(probed) > 1:
         probed = groups_of_newest(probed, results_dir)
     probes = tuple(probe_tables(probed, runs, selection)) if probed else ()
-    if not groups and probes:  # a checkpoint that was only probed
+    if not groups and probes:  # a Hugging Face model that was only probed
         return Report([], 0, runs.folder_of, tuple(problems), probes)
     tables = _make_tables(shown, rows, runs, selection)
     others = len(groups) - len(shown)
@@ -449,7 +449,7 @@ def _make_table(
     positions, which only lines of all targets have.
     """
     ranks = rank_sets(row for row in sliced if row.control == "none")
-    source = TableRows(sliced, unsliced, ranks, runs, selection.margin or MARGIN, key.train_length)
+    table_rows = TableRows(sliced, unsliced, ranks, runs, selection.margin or MARGIN, key.train_length)
     is_of_all = key.slice == ALL
     names = {row.run for row in sliced}
     positions = [row for row in rows if row.protocol == POSITIONS]
@@ -457,11 +457,11 @@ def _make_table(
     if is_of_all:
         shown = [*sliced, *(row for row in positions if row.run in names)]
     by = labels_by(shown, runs, selection.by)
-    lines = with_short_labels(make_lines(shown, source, by))
-    lines += anchor_lines(source, key.slice)
+    lines = with_short_labels(make_lines(shown, table_rows, by))
+    lines += anchor_lines(table_rows, key.slice)
     baseline = _baseline_label(lines, selection.baseline, runs) if selection.baseline else ""
     if baseline:
-        lines = with_baseline(lines, baseline, source)
+        lines = with_baseline(lines, baseline, table_rows)
     lines = [_with_shown_records(line, key.train_length, selection) for line in lines]
     lines = [line for line in lines if line.records]
     ranked = [line for line in lines if not line.is_anchor]
@@ -478,13 +478,13 @@ def _make_table(
         ranked_at=order.ranked_at,
         baseline=baseline,
         chosen=tuple(chosen),
-        margin=source.margin,
+        margin=table_rows.margin,
         anchors=tuple(line for line in lines if line.is_anchor),
     )
     if not is_of_all:
         share = slice_share(sliced, unsliced)
         table = replace(table, share=share, lacking=lacking_runs_note(sliced, unsliced))
-    return table if selection.numbers_only else with_notes(table, source, order)
+    return table if selection.numbers_only else with_notes(table, table_rows, order)
 
 
 def _with_shown_records(line: Line, train_length: int, selection: Selection) -> Line:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from pe_bench.config.groups import shipped_model
-from pe_bench.config.schema import LOSES_TEXT
+from pe_bench.config.schema import HF_SECTION, LOSES_TEXT
 from pe_bench.errors import UserError, require
 from pe_bench.report.records import SEVERAL_HF_MODELS, TableKey, hf_model_name
 from pe_bench.runs.find import (
@@ -203,7 +203,7 @@ def _table_key(row: Row, runs: ScoredRuns, varying: Sequence[str]) -> TableKey:
 
 
 def _sort_key(key: TableKey) -> tuple[object, ...]:
-    """Return the sort key of a table: the other facts in the order of the fields, then protocol and stride.
+    """Return the sort key of a table: its fields in their order, but protocol, stride and precision last.
 
     Protocols are in the order paired, nonoverlapping, sliding, others; float32 is before other precisions.
     """
@@ -295,8 +295,8 @@ def _hf_model_size(row: Row, runs: ScoredRuns) -> str:
     """Return the size of a Hugging Face model: `Llama, 0.26M`, or `Llama, 0.26M, Q8_0` from a GGUF file."""
     millions = row.parameters / 1e6
     spec = ".2f" if millions < 10 else ",.0f"
-    architecture = runs.value(row, "checkpoint.architecture")
-    rounding = runs.value(row, "checkpoint.rounding")
+    architecture = runs.value(row, f"{HF_SECTION}.architecture")
+    rounding = runs.value(row, f"{HF_SECTION}.rounding")
     return ", ".join(filter(None, (architecture, f"{millions:{spec}}M", rounding)))
 
 

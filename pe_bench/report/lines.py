@@ -68,7 +68,7 @@ class TableRows:
 
 
 def make_lines(
-    rows: Iterable[Row], source: TableRows, by: Callable[[Row], str], *, is_anchor: bool = False
+    rows: Iterable[Row], table_rows: TableRows, by: Callable[[Row], str], *, is_anchor: bool = False
 ) -> list[Line]:
     """Return a line for each encoding and setting, with its verdicts, but not compared with a baseline.
 
@@ -90,30 +90,30 @@ def make_lines(
             plain = [row for row in run_rows if row.control == "none"]
             levels = [row for row in plain if row.protocol != POSITIONS]
             if levels:
-                lines.append(_make_line(run, text, levels, run_rows, source, is_anchor=is_anchor))
+                lines.append(_make_line(run, text, levels, run_rows, table_rows, is_anchor=is_anchor))
     return lines
 
 
-def anchor_lines(source: TableRows, name: str) -> list[Line]:
+def anchor_lines(table_rows: TableRows, name: str) -> list[Line]:
     """Return a line for each anchor that belongs to a table's rows, without verdicts.
 
     name: the slice of the rows.
     """
-    keys = [anchor_key(row) for row in source.rows if row.control == "none"]
-    stored = source.runs.anchors.rows
+    keys = [anchor_key(row) for row in table_rows.rows if row.control == "none"]
+    stored = table_rows.runs.anchors.rows
     rows: list[Row] = []
     for label, key in product((TRIGRAM, COPYING), dict.fromkeys(keys)):
         row = stored.get((label, *key))
         if row is not None:
             rows.append(row)
     if name != ALL:
-        rows = source.runs.slice_rows(rows, name)
+        rows = table_rows.runs.slice_rows(rows, name)
     differ_in_steps = len({row.steps for row in rows}) > 1
 
     def steps_text(row: Row) -> str:
         return f"of {row.steps} steps" if differ_in_steps else ""
 
-    return make_lines(rows, replace(source, rows=rows, unsliced=rows), steps_text, is_anchor=True)
+    return make_lines(rows, replace(table_rows, rows=rows, unsliced=rows), steps_text, is_anchor=True)
 
 
 def with_short_labels(lines: Sequence[Line]) -> list[Line]:
@@ -128,7 +128,7 @@ def _make_line(
     by: str,
     levels: Sequence[Row],
     rows: Sequence[Row],
-    source: TableRows,
+    table_rows: TableRows,
     *,
     is_anchor: bool = False,
 ) -> Line:
@@ -139,26 +139,26 @@ def _make_line(
     """
     controls = [row for row in rows if row.control != "none"]
     names = sorted({row.run for row in levels})
-    stages = {name: source.runs.folder_of(name).first_stage for name in names}
+    stages = {name: table_rows.runs.folder_of(name).first_stage for name in names}
     stage = stages[names[0]]
     themselves = {name: name for name in names}
     references = {name: name if first is None else first.run for name, first in stages.items()}
-    in_table = {row.run for row in source.rows}
+    in_table = {row.run for row in table_rows.rows}
     if in_table.isdisjoint(references.values()):
         references = themselves
-    row_of = {row.run: row for row in source.unsliced}
+    row_of = {row.run: row for row in table_rows.unsliced}
     counted_on = {name: row_of[first] for name, first in references.items() if first in row_of}
-    scores = [row for row in source.unsliced if row.run in names]
-    not_learned: Unlearned = "" if is_anchor else unlearned(scores, source.runs, counted_on)
+    scores = [row for row in table_rows.unsliced if row.run in names]
+    not_learned: Unlearned = "" if is_anchor else unlearned(scores, table_rows.runs, counted_on)
     records, gains_nothing = _records_of_lengths(
-        levels, controls, references, source.train_length, source, not_learned, is_anchor
+        levels, controls, references, table_rows.train_length, table_rows, not_learned, is_anchor
     )
     judged = records
-    judged_from = source.train_length
+    judged_from = table_rows.train_length
     if stage is not None:
         judged_from = stage.longest
         judged, gains_nothing = _records_of_lengths(
-            levels, controls, themselves, judged_from, source, not_learned, is_anchor
+            levels, controls, themselves, judged_from, table_rows, not_learned, is_anchor
         )
         for length, record in records.items():
             records[length] = replace(record, use=judged[length].use)
@@ -198,7 +198,7 @@ def _records_of_lengths(
     controls: Sequence[Row],
     references: Mapping[str, str],
     train_length: int,
-    source: TableRows,
+    table_rows: TableRows,
     not_learned: Unlearned,
     is_anchor: bool,
 ) -> tuple[dict[int, Record], bool]:
@@ -214,31 +214,33 @@ def _records_of_lengths(
         as_trained = [row for row in rows if is_as_trained(row) and row.length == length]
         return [row for row in as_trained if row.run in references.values()]
 
-    trained = rows_as_trained(train_length, source.rows)
+    trained = rows_as_trained(train_length, table_rows.rows)
     # The gain describes the weights: another encoding may be worse only at a quarter of the length.
-    quarter = rows_as_trained(quarter_of(train_length), source.unsliced)
-    whole = rows_as_trained(train_length, source.unsliced)
-    gain = mean_difference(pairs_of(quarter, whole), source.runs)
+    quarter = rows_as_trained(quarter_of(train_length), table_rows.unsliced)
+    whole = rows_as_trained(train_length, table_rows.unsliced)
+    gain = mean_difference(pairs_of(quarter, whole), table_rows.runs)
     is_judged = not is_anchor and not_learned != "frequencies"
     controls_at = grouped(controls, lambda row: row.length)
-    why_open = why_context_use_stays_open(train_length, gain, source.margin) if controls else ""
+    why_open = why_context_use_stays_open(train_length, gain, table_rows.margin) if controls else ""
     records = {}
     for length, rows in sorted(grouped(scored, lambda row: row.length).items()):
         is_longer = length > train_length
         has_verdict = is_judged and (length == train_length or (is_longer and not_learned != "task"))
-        record = make_record(rows, trained, references, source, has_verdict=has_verdict)
+        record = make_record(rows, trained, references, table_rows, has_verdict=has_verdict)
         if is_judged and is_longer and length in controls_at:
-            use = judge_context(rows, controls_at[length], trained, why_open, source.margin, source.runs)
+            use = judge_context(
+                rows, controls_at[length], trained, why_open, table_rows.margin, table_rows.runs
+            )
             record = replace(record, use=use)
         records[length] = record
-    return records, gain.interval is not None and reads_nothing(gain.interval, source.margin)
+    return records, gain.interval is not None and reads_nothing(gain.interval, table_rows.margin)
 
 
 def make_record(
     rows: Sequence[Row],
     trained: Sequence[Row],
     references: Mapping[str, str],
-    source: TableRows,
+    table_rows: TableRows,
     *,
     has_verdict: bool,
 ) -> Record:
@@ -260,7 +262,7 @@ def make_record(
             stride=first.stride,
         )
     seeds = Counter(row.target_hash for row in scored)
-    chosen = max(seeds, key=lambda target_hash: (seeds[target_hash], source.ranks[target_hash]))
+    chosen = max(seeds, key=lambda target_hash: (seeds[target_hash], table_rows.ranks[target_hash]))
     on_chosen = [row for row in scored if row.target_hash == chosen]
     shown = sorted(on_chosen, key=BY_RUN)
     memory = [row.peak_memory_mb for row in shown if row.peak_memory_mb is not None]
@@ -276,7 +278,7 @@ def make_record(
         peak_memory_mb=max(memory, default=None),
     )
     if first.protocol == TASK:
-        return _with_answers(record, shown, source.runs, has_verdict=has_verdict)
+        return _with_answers(record, shown, table_rows.runs, has_verdict=has_verdict)
     nll = [row.nll for row in shown if row.nll is not None]
     pairs = pairs_of(scored, trained, lambda row: references.get(row.run, row.run))
     is_training_length = bool(pairs) and all(row is reference for row, reference in pairs)
@@ -284,7 +286,7 @@ def make_record(
     if not any(map(has_number, trained)):
         change = Number(missing="the training length has no score to compare with")
     elif not is_training_length:
-        change = mean_difference(pairs, source.runs, "scored on other targets than the training length")
+        change = mean_difference(pairs, table_rows.runs, "scored on other targets than the training length")
     changes = []
     for row, reference in pairs:
         if change.target_hash in ("", row.target_hash):
@@ -293,7 +295,7 @@ def make_record(
     record = replace(record, perplexity=perplexity, compared=change, changes=tuple(changes))
     if change.interval is None or not has_verdict:
         return record
-    judge = partial(judge_change, margin=source.margin)
+    judge = partial(judge_change, margin=table_rows.margin)
     return _with_verdicts(record, judge, change.interval, change.of_models, change.of_seeds)
 
 
@@ -360,11 +362,11 @@ def labels_on_other_targets(lines: Sequence[Line], length: int) -> list[str]:
 # The differences from a baseline
 
 
-def with_baseline(lines: Sequence[Line], baseline: str, source: TableRows) -> list[Line]:
+def with_baseline(lines: Sequence[Line], baseline: str, table_rows: TableRows) -> list[Line]:
     """Return the lines with their differences from the line with the label `baseline`.
 
     The verdicts on the differences at one length are corrected together; an anchor is compared, not judged.
-    source: the rows, runs and margin from which the lines were made.
+    table_rows: the rows, runs and margin from which the lines were made.
     """
     base = next(line for line in lines if line.label == baseline)
     is_task = base.rows[0].protocol == TASK
@@ -376,11 +378,11 @@ def with_baseline(lines: Sequence[Line], baseline: str, source: TableRows) -> li
             record = line.records.get(length)
             if line is base or record is None or not record.levels:
                 continue
-            difference = _difference_from_baseline(line, base, length, source.runs)
+            difference = _difference_from_baseline(line, base, length, table_rows.runs)
             differences[number] = difference
             if difference.interval is not None and not line.is_anchor:
                 intervals[number] = difference.interval.mirrored if is_task else difference.interval
-        comparisons = corrected_comparisons([*intervals.values()], source.margin)
+        comparisons = corrected_comparisons([*intervals.values()], table_rows.margin)
         verdicts = dict(zip(intervals, comparisons, strict=True))
         for number, difference in differences.items():
             compared = replace(difference, verdict=verdicts.get(number, ""))

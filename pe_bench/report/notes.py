@@ -5,7 +5,7 @@ from dataclasses import replace
 from itertools import product
 from typing import Any
 
-from pe_bench.config.schema import BY_COMMAND, HF_IDENTITY_VERSION, quarter_of
+from pe_bench.config.schema import BY_COMMAND, HF_IDENTITY_VERSION, HF_SECTION, quarter_of
 from pe_bench.render.grid import Cell
 from pe_bench.report import cells
 from pe_bench.report.groups import few_names, list_lengths
@@ -219,17 +219,17 @@ def legend(table: Table) -> list[str]:
 # Notes on the lines, the most important first
 
 
-def with_notes(table: Table, source: TableRows, order: Order) -> Table:
-    """Return the table with its notes and caveats, each once. source: the rows of the table's lines."""
+def with_notes(table: Table, table_rows: TableRows, order: Order) -> Table:
+    """Return the table with its notes and caveats, each once. table_rows: the rows of the table's lines."""
     if not table.lines:
         return table
-    rows = [row for row in source.rows if row.length in table.lengths]
-    unsliced = [row for row in source.unsliced if row.length in table.lengths]
+    rows = [row for row in table_rows.rows if row.length in table.lengths]
+    unsliced = [row for row in table_rows.unsliced if row.length in table.lengths]
     notes = []
     if len(table.lines) > 1:
         notes.append(Note(order.text, order.is_caveat))
-    notes += map(Note, _caveats(table, rows, source.runs))
-    notes += unclear_notes(table, unsliced, source.runs)
+    notes += map(Note, _caveats(table, rows, table_rows.runs))
+    notes += unclear_notes(table, unsliced, table_rows.runs)
     notes += map(Note, _line_notes(SCORED_WITH, table))
     notes += _missing_value_notes(table)
     notes += _offset_notes(table, rows)
@@ -244,7 +244,7 @@ def _caveats(table: Table, rows: Sequence[Row], runs: ScoredRuns) -> Iterator[st
     """Yield the notes that change how the numbers of all lines, or of some, are read."""
     for row in one_per_run(rows):
         config = runs.folder_of(row.run).flat_config
-        if "checkpoint.source" in config:
+        if f"{HF_SECTION}.source" in config:
             yield _hf_model_note(row, config)
     yield from _missing_number_notes(table.lines)
     yield from _not_scored_notes(table)
@@ -323,28 +323,32 @@ def _line_notes(tests_of_notes: LineNotes, table: Table) -> Iterator[str]:
 
 def _hf_model_note(row: Row, config: Mapping[str, Any]) -> str:
     """Return a note on a Hugging Face model, which pe-bench did not train."""
-    length_from = str(config.get("checkpoint.train_length_from"))
-    trained = config.get("checkpoint.train_length") or row.train_length
+
+    def fact(name: str) -> Any:
+        return config.get(f"{HF_SECTION}.{name}")
+
+    length_from = str(fact("train_length_from"))
+    trained = fact("train_length") or row.train_length
     about = f"{row.model}: trained at {trained:,} tokens according to {length_from}"
     if length_from == BY_COMMAND:
         verb = "measured from" if trained == row.train_length else "trained at"
         about = f"{row.model}: {verb} {trained:,} tokens, as the command says"
     if trained != row.train_length:
         about += f", and measured from {row.train_length:,}"
-    if scaling := config.get("checkpoint.unused_scaling"):
+    if scaling := fact("unused_scaling"):
         about += f"; its config.json names the scaling {scaling}, and no layer turns so"
-    if (config.get("checkpoint.identity_version") or 1) < HF_IDENTITY_VERSION:
-        again = f"score it again with pe-bench eval {config['checkpoint.source']}"
+    if (fact("identity_version") or 1) < HF_IDENTITY_VERSION:
+        again = f"score it again with pe-bench eval {fact('source')}"
         about += f"; {row.run} is of an older identity, and its scores may be others now: {again}"
     all_layers = config["model.n_layers"]
-    without = config.get("checkpoint.without_attention") or 0
+    without = fact("without_attention") or 0
     if without:
         about += f"; {without} of {all_layers} layers have no attention"
     attending = all_layers - without
-    layers = config.get("checkpoint.layers")
+    layers = fact("layers")
     if layers and layers < attending:
         about += f"; {layers} of {attending} layers have this encoding, the others keep their own"
-    begin = config.get("checkpoint.begin")
+    begin = fact("begin")
     if isinstance(begin, list):
         about += f"; each window begins with tokens {', '.join(map(str, begin))}, as its tokenizer has it"
     elif begin is not None:

@@ -15,7 +15,7 @@ from pe_bench.runs.rows import ALL, HALF, PROBE, TASK, Row
 BEFORE_AN_OPTION = re.compile(r"\s+(?=[\w.]+=)")
 PlotValues = Literal["levels", "change"]  # the numbers that pictures draw
 NEAR_RATIO = 1.25  # times a length that works: a length up to there needs no mention
-SEVERAL_HF_MODELS = "checkpoints"  # stands for the name of the model where there are several
+SEVERAL_HF_MODELS = "Hugging Face models"  # stands for the name of the model where there are several
 
 # Why weights count as not learned at their training length: they are surely worse than the trigram of the
 # same tokens (trigram), not even surely better than token frequencies (frequencies), or not sure to solve
@@ -325,13 +325,16 @@ class TableKey:
         if self.model == SEVERAL_HF_MODELS:
             return self.model
         if self.is_of_hf_models:
-            return f"checkpoint {hf_model_name(self.model, self.model_sizes)}"
+            return f"Hugging Face model {hf_model_name(self.model, self.model_sizes)}"
         if self.changed:
             return f"{self.model}, changed ({self.changed}, {self.model_sizes})"
         return f"{self.model} model ({self.model_sizes})"
 
-    def title(self, seeds_of_lines: Iterable[int]) -> list[str]:
-        """Return the facts that all lines share, in parts: model, text, training, seeds, scoring."""
+    def title(self, seed_counts: Iterable[int]) -> list[str]:
+        """Return the facts that all lines share, in parts: model, text, training, seeds, scoring.
+
+        seed_counts: the number of seeds of each line.
+        """
         data = [self.data, self.tokenizer]
         trained = f"trained at {self.train_length:,} tokens"
         if self.is_of_hf_models:
@@ -346,7 +349,7 @@ class TableKey:
             trained += f", {self.steps:,} steps"
         if self.training:
             trained += f" with {self.training}"
-        parts = [self.model_text, *data, trained, self._seeds_text(seeds_of_lines)]
+        parts = [self.model_text, *data, trained, self._seeds_text(seed_counts)]
         if self.half:
             parts.append(f"eval.half={self.half}")
         if self.protocol not in ("paired", TASK, PROBE):
@@ -355,15 +358,15 @@ class TableKey:
             parts.append(f"scores in {self.score_dtype}")
         return list(filter(None, parts))
 
-    def _seeds_text(self, seeds_of_lines: Iterable[int]) -> str:
+    def _seeds_text(self, seed_counts: Iterable[int]) -> str:
         """Return the fewest and the most seeds of a line: `1 to 3 seeds`; empty for a model without seeds."""
-        seeds = set(seeds_of_lines)
-        if not seeds:
+        counts = set(seed_counts)
+        if not counts:
             return "no scores"
-        if seeds == {1}:
+        if counts == {1}:
             return "" if self.is_of_hf_models else "1 seed"
-        fewest = min(seeds)
-        most = max(seeds)
+        fewest = min(counts)
+        most = max(counts)
         if fewest == most:
             return f"{fewest} seeds"
         return f"{fewest} to {most} seeds"

@@ -21,7 +21,7 @@ def unclear_notes(table: Table, rows: Sequence[Row], runs: ScoredRuns) -> Iterat
     # Targets of the whole set, of which a slice has only some.
     targets = max((row.targets for row in rows if has_number(row)), default=0)
     all_places: list[str] = []
-    ways_out = [] if table.key.is_of_hf_models else ["more seeds"]  # a checkpoint has no seeds
+    ways_out = [] if table.key.is_of_hf_models else ["more seeds"]  # a Hugging Face model has no seeds
     numbers = f"differences from {table.baseline}" if table.baseline else "changes"
     note_texts: list[str] = []
     for by_seeds, highs_of_lines in sorted(bounds.items()):

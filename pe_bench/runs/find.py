@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from pe_bench.config.schema import HF_SECTION
 from pe_bench.errors import RunError, UserError, require
 from pe_bench.runs.folder import RunFolder, encoding_in, folder_finder, folders_of_runs, read_all, read_result
 from pe_bench.runs.rows import BY_RUN, COLUMNS, TASK, Row, grouped, level_of, one_per_run, read_rows
@@ -65,10 +66,10 @@ def scores_hf_model(run: RunFolder, name: str) -> bool:
     config = run.flat_config
     folder = Path(os.path.expanduser(name.removeprefix(HF_PREFIX)))
     if folder.exists():
-        return config.get("checkpoint.source") == f"{HF_PREFIX}{folder.resolve()}"
+        return config.get(f"{HF_SECTION}.source") == f"{HF_PREFIX}{folder.resolve()}"
     address, _, revision = name.partition("@")
-    is_revision = revision in ("", config.get("checkpoint.revision"))
-    return is_revision and config.get("checkpoint.source") == address
+    is_revision = revision in ("", config.get(f"{HF_SECTION}.revision"))
+    return is_revision and config.get(f"{HF_SECTION}.source") == address
 
 
 def finished_runs(results_dir: Path) -> list[Path]:
@@ -375,7 +376,7 @@ class ScoredRuns:
         return self.folder_of(row.run).flat_config.get(key)
 
     def select(self, rows: Sequence[Row], where: Sequence[Condition]) -> list[Row]:
-        """Return the rows that meet all conditions, without the conditions on `SHOWN_ROW_COLUMNS`.
+        """Return the rows that meet all conditions but those on `SHOWN_ROW_COLUMNS`.
 
         Raises `UserError` for a key that no run has.
         """

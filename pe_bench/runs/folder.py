@@ -22,7 +22,7 @@ import yaml
 from filelock import Timeout
 
 from pe_bench.config.parse import parse_config, to_plain
-from pe_bench.config.schema import NAME, Config
+from pe_bench.config.schema import HF_SECTION, NAME, Config
 from pe_bench.errors import RunError, UserError, first_line, require
 from pe_bench.runs.rows import APART, Row, read_rows, write_rows
 from pe_bench.runs.scores import KEY, MEANS_FILE, TEXT_SLICES, KeptMeans, read_means
@@ -322,7 +322,7 @@ def read_unfinished(results_dir: Path) -> list[Unfinished]:
     unfinished: list[Unfinished] = []
     for run in folders_of_runs(results_dir):
         folder = RunFolder(run)
-        source = folder.flat_config.get("checkpoint.source")
+        source = folder.flat_config.get(f"{HF_SECTION}.source")
         if source is None or (run / "result.json").exists():
             continue
         with suppress(*UNREADABLE_ERRORS):

@@ -47,7 +47,7 @@ class Job:
     first: "FirstStage | None" = None
     # The folder of the parent from whose weights training starts. `train.prepare` loads the weights, and puts
     # their checkpoint in its place, or None if the training has begun or ended.
-    source: Path | None = None
+    start: Path | None = None
     kept: dict[str, Any] | None = None  # the facts of the parent for source.json
     missing: str = ""  # why the parent was not found
     tokens_per_second: float = 0.0  # the pace of the run's training

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from pe_bench.config.schema import HF_SECTION
 from pe_bench.errors import RunError
 from pe_bench.runs.find import anchor_key, read_anchors
 from pe_bench.runs.folder import RunFolder, read_config, read_result, write_config
@@ -33,8 +34,8 @@ def copy_run(run: Path, rows: Sequence[Row], destination: Path) -> None:
     with replace_folder(destination) as temporary:
         _copy_config(run, temporary)
         shutil.copyfile(run / ENVIRONMENT, temporary / ENVIRONMENT)
-        if "checkpoint" in result:
-            result["checkpoint"] = _without_folders(str(result["checkpoint"]))
+        if HF_SECTION in result:
+            result[HF_SECTION] = _without_folders(str(result[HF_SECTION]))
         write_json(temporary / RESULT, result)
         _copy_scores(run, rows, temporary)
         _add_earlier(destination, temporary)
@@ -60,11 +61,11 @@ def copy_anchors(anchors: Path, rows: Sequence[Row], destination: Path) -> None:
 def _copy_config(run: Path, destination: Path) -> None:
     """Write a run's configuration without the folders of the machine that made it."""
     config = read_config(run)
-    if config.checkpoint is not None:
+    if config.hf_model is not None:
         path = Path(config.tokenizer.name or "")
         tokenizer = replace(config.tokenizer, name=path.name)
-        about = replace(config.checkpoint, source=_without_folders(config.checkpoint.source))
-        config = replace(config, checkpoint=about, tokenizer=tokenizer)
+        about = replace(config.hf_model, source=_without_folders(config.hf_model.source))
+        config = replace(config, hf_model=about, tokenizer=tokenizer)
     folder_names: dict[str, str] = {}
     for key in ("path", "validation_path"):
         path = getattr(config.data, key)

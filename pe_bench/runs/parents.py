@@ -81,14 +81,14 @@ def find_parent(
         else:
             run = find_run(word, Path(config.results_dir))
     except UserError as error:
-        kept = {source.trained_as: source for source in _deleted_parents(word, config, data_hash)}
+        kept = {parent.trained_as: parent for parent in _deleted_parents(word, config, data_hash)}
         if len(kept) != 1:
             raise
         return replace(*kept.values(), missing=first_line(error))
     trained = read_config(run)
     result = read_result(run) or {}
-    message = f"{key}={word} is a checkpoint, and training goes on from runs alone"
-    require(trained.checkpoint is None, message)
+    message = f"{key}={word} is a Hugging Face model, and training goes on from runs alone"
+    require(trained.hf_model is None, message)
     length = trained.train.length
     setting = str(result.get("setting"))
     own_stage = FirstStage(run.name, length, trained.train.total_steps, setting, length)
@@ -117,18 +117,18 @@ def _deleted_parents(word: str, config: Config, data_hash: str) -> Iterator[Pare
         conditions = [parse_condition(part) for part in word.split(",")]
     runs = Path(config.results_dir) / "runs"
     for file in sorted(runs.glob(f"*/{PARENT_FILE}")):
-        source = _read_kept(file)
-        if source is None or source.run.exists():
+        parent = _read_kept(file)
+        if parent is None or parent.run.exists():
             continue
         if conditions:
-            is_alike = source.data_hash == data_hash and _is_alike(source.config, config)
-            is_meant = is_alike and all(_parent_meets(one, source) for one in conditions)
+            is_alike = parent.data_hash == data_hash and _is_alike(parent.config, config)
+            is_meant = is_alike and all(_parent_meets(one, parent) for one in conditions)
         elif len(path.parts) > 1:
-            is_meant = source.run == path.resolve()
+            is_meant = parent.run == path.resolve()
         else:
-            is_meant = word in (source.run.name, source.trained_as)
+            is_meant = word in (parent.run.name, parent.trained_as)
         if is_meant:
-            yield source
+            yield parent
 
 
 def _read_kept(file: Path) -> Parent | None:
@@ -143,26 +143,26 @@ def _read_kept(file: Path) -> Parent | None:
     return None
 
 
-def _parent_meets(condition: Condition, source: Parent) -> bool:
+def _parent_meets(condition: Condition, parent: Parent) -> bool:
     """Return whether a deleted parent meets a condition.
 
     False for a condition on anything but its configuration.
     """
-    values = flat(to_plain(source.config))
-    values |= {"encoding": source.label, "data": source.config.data.name}
+    values = flat(to_plain(parent.config))
+    values |= {"encoding": parent.label, "data": parent.config.data.name}
     return condition.key in values and condition.holds(values[condition.key])
 
 
-def with_parent(config: Config, source: Parent) -> Config:
+def with_parent(config: Config, parent: Parent) -> Config:
     """Return a child's configuration with the parent's names, and its `eval` values in place of defaults.
 
     The parent's name when it was trained contains its identity, so it is known in any folder.
     """
-    name = source.run.name
+    name = parent.run.name
     key = "from_run" if config.train.from_run else "beside"
-    trained_as = source.trained_as if source.trained_as != name else None
+    trained_as = parent.trained_as if parent.trained_as != name else None
     train = replace(config.train, source=trained_as, **{key: name})
-    scores = replace(source.config.eval, first_length=source.first.length)
+    scores = replace(parent.config.eval, first_length=parent.first.length)
     defaults = vars(EvalConfig())
     chosen = {key: value for key, value in vars(config.eval).items() if value != defaults[key]}
     return replace(config, train=train, eval=replace(scores, **chosen))
@@ -190,11 +190,11 @@ def _find_run_by_conditions(conditions: str, key: str, config: Config, data_hash
     return runs[0]
 
 
-def _is_alike(source: Config, config: Config) -> bool:
+def _is_alike(parent: Config, config: Config) -> bool:
     """Return whether two runs have the same seed and model, except for QK-norm, which a stage may change."""
-    one = replace(source.model, qk_norm=False)
+    one = replace(parent.model, qk_norm=False)
     other = replace(config.model, qk_norm=False)
-    return source.seed == config.seed and one == other
+    return parent.seed == config.seed and one == other
 
 
 def _short_count(count: int) -> str:

@@ -241,7 +241,7 @@ def _score_missing_plans(
 ) -> None:
     """Score the plans that the folder of anchors lacks, and write their scores."""
     train = config.train
-    is_of_hf_model = config.checkpoint is not None
+    is_of_hf_model = config.hf_model is not None
     counted_on = (ANCHORS_VERSION, data.hash, train.length, train.batch, train.total_steps, config.seed)
     digest = hashlib.sha256(repr(counted_on).encode()).hexdigest()
     names = {FREQUENCIES: OWN_FREQUENCIES} if is_of_hf_model else ANCHOR_NAMES

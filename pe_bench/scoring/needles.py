@@ -84,7 +84,7 @@ class Probe:
             seed, half = evaluation.seed, evaluation.half
             return [task_plan(data.prompts, length, count, seed, half) for length in lengths]
         assert data.task is None and data.prompts is None, "only text has spans to find"
-        usual = DEFAULT_WINDOWS if config.checkpoint is None else HF_MODEL_WINDOWS
+        usual = DEFAULT_WINDOWS if config.hf_model is None else HF_MODEL_WINDOWS
         count = self.windows or usual
         depths = np.linspace(0, 1, self.depths).round(4).tolist()
         plans: list[Plan] = []

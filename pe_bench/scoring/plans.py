@@ -96,7 +96,7 @@ def _plans_of_lengths(
         count, seed, half = evaluation.targets, evaluation.seed, evaluation.half
         blocks = target_blocks(data.validation, longest, size, count, seed, data.hash, half)
         yield from (paired_plan(blocks, length) for length in lengths)
-        is_of_hf_model = config.checkpoint is not None
+        is_of_hf_model = config.hf_model is not None
         yield from control_plans(
             evaluation, blocks, list(lengths), config.train.length, longest_too=is_of_hf_model
         )

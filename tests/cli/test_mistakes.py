@@ -98,16 +98,16 @@ show rope bass=500 -> unknown key 'bass': did you mean 'encoding.base'?
 show rope alibi layuot=half -> did you mean 'encoding.layout'?
 show base=3 -> name an encoding
 show task=mqar --plot a.png -> a task has no picture: leave --plot out
-show hf:x hf:y -> show takes one checkpoint at a time, without --plot and --sample: leave out the rest
+show hf:x hf:y -> show takes one Hugging Face model at a time, without --plot and --sample: leave out the rest
 explain -> no finished run in results/runs: make one with `pe-bench train encoding=rope`
 explain --lenghts 512 -> No such option: --lenghts (Possible options: --lengths
-explain hf:x hf:y --lengths 64 -> give one checkpoint at a time, not hf:x, hf:y
+explain hf:x hf:y --lengths 64 -> give one Hugging Face model at a time, not hf:x, hf:y
 explain hf:x -> hf:x has no default lengths to score: give them with --lengths
 explain --csv - --json -> --csv - and --json both print instead of the table: choose one
 explain --csv nowhere/a.csv -> --csv nowhere/a.csv: there is no folder
 extend -> no run is named: say pe-bench extend rope
 extend hf:x --tokens 5 -> the further training needs text: say --text DIR
-extend hf:x rope -> give one checkpoint at a time, not hf:x, rope
+extend hf:x rope -> give one Hugging Face model at a time, not hf:x, rope
 export rope --hf .. -> --hf .. is no name of a new folder
 try -> name what to try
 try rope --minutes 0 -> --minutes must be above 0, not 0
@@ -167,7 +167,7 @@ report --best train.lr --by train.lr -> --best train.lr and --by train.lr exclud
 probe --lengths 64 -> of at least 128, not [64]
 probe --depths 100000 -> depths must be a whole number of at least 2 and at most 1000, not 100000
 probe --depths 1 -> depths must be a whole number of at least 2 and at most 1000, not 1
-probe rope --task vt -> is for a checkpoint (hf:FOLDER): leave it out
+probe rope --task vt -> is for a Hugging Face model (hf:FOLDER): leave it out
 explain rope --by heads -> --by must be one of head, layer, not 'heads'
 explain rope threads=1 -> results/runs: write --threads 1
 eval rope eval.lengths=[64,128] -> write --lengths 64,128

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from support.checkpoints import ARCHITECTURES, write_checkpoint
 from support.commands import Command, only_run
+from support.hf_models import ARCHITECTURES, write_hf_model
 from torch import Tensor
 
 import pe_bench
@@ -179,7 +179,7 @@ def test_a_watched_model_has_the_same_scores(encoding: str, begin: Command, fold
 
 
 def test_a_hugging_face_layer_shows_which_keys_its_mask_hides(folder: Path) -> None:
-    write_checkpoint(folder / "mistral", "mistral")
+    write_hf_model(folder / "mistral", "mistral")
     keys = ("data=files", f"data.path={folder / 'corpus'}")
     request = Evaluation(lengths=[64], targets=6, overrides=keys, results_dir=folder / "results")
     bench = load_bench(f"hf:{folder / 'mistral'}", request)

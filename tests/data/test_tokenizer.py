@@ -105,7 +105,7 @@ def test_a_file_that_is_no_tokenizer_is_refused(tmp_path: Path) -> None:
             load_file(config)
 
 
-# Prompts of a checkpoint: their answers are in them, and they fit a length
+# Prompts of a Hugging Face model: their answers are in them, and they fit a length
 
 BYTES_OF_ONE = {"niah_multikey_3": 92, "vt": 20, "fwe": 7}  # at most, that one more in size adds
 

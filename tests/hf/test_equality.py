@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from support.checkpoints import TRAIN_LENGTH, VOCABULARY, WINDOW, opened, write_checkpoint
 from support.commands import Command
+from support.hf_models import TRAIN_LENGTH, VOCABULARY, WINDOW, opened, write_hf_model
 from torch import Tensor
 from torch.nn import functional
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
@@ -74,15 +74,15 @@ def tokens(length: int = LENGTH) -> Tensor:
 
 
 @torch.no_grad()
-def ours(checkpoint: Opened, read: Tensor, later: int = 0) -> Tensor:
-    return checkpoint.model.logits(checkpoint.model.hidden(read, torch.arange(read.shape[1]) + later))
+def ours(hf_model: Opened, read: Tensor, later: int = 0) -> Tensor:
+    return hf_model.model.logits(hf_model.model.hidden(read, torch.arange(read.shape[1]) + later))
 
 
 @torch.no_grad()
-def theirs(checkpoint: Opened, read: Tensor) -> Tensor:
-    checkpoint.model.causal.set_attn_implementation("eager")
-    logits = checkpoint.model.causal(input_ids=read, use_cache=False).logits
-    checkpoint.model.causal.set_attn_implementation(ATTENTION_NAME)
+def theirs(hf_model: Opened, read: Tensor) -> Tensor:
+    hf_model.model.causal.set_attn_implementation("eager")
+    logits = hf_model.model.causal(input_ids=read, use_cache=False).logits
+    hf_model.model.causal.set_attn_implementation(ATTENTION_NAME)
     return logits
 
 
@@ -91,38 +91,38 @@ def distance(one: Tensor, other: Tensor) -> float:
 
 
 @pytest.fixture(scope="module")
-def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Opened]:
-    folder = tmp_path_factory.mktemp("checkpoints")
-    return {name: opened(write_checkpoint(folder / name, name)) for name in ENCODINGS}
+def hf_models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Opened]:
+    folder = tmp_path_factory.mktemp("hf_models")
+    return {name: opened(write_hf_model(folder / name, name)) for name in ENCODINGS}
 
 
 @pytest.mark.parametrize("name", ENCODINGS)
 def test_logits_are_those_of_transformers_and_the_encoding_is_found(
-    checkpoints: dict[str, Opened], name: str
+    hf_models: dict[str, Opened], name: str
 ) -> None:
-    checkpoint, read = checkpoints[name], tokens()
-    assert checkpoint.encoding["name"] == ENCODINGS[name]
-    assert checkpoint.difference is not None and checkpoint.difference < 1e-5
-    logits, fixed = ours(checkpoint, read), checkpoint.model.fixed
-    assert distance(logits, theirs(checkpoint, read)) < 1e-5
+    hf_model, read = hf_models[name], tokens()
+    assert hf_model.encoding["name"] == ENCODINGS[name]
+    assert hf_model.difference is not None and hf_model.difference < 1e-5
+    logits, fixed = ours(hf_model, read), hf_model.model.fixed
+    assert distance(logits, theirs(hf_model, read)) < 1e-5
     assert sorted(fixed) == FIXED.get(name, [])
     if ENCODINGS[name] not in ("learned", "nope"):  # a rotation that was dropped would show
-        checkpoint.model.fixed = dict.fromkeys(range(9), LayerEncoding())
+        hf_model.model.fixed = dict.fromkeys(range(9), LayerEncoding())
         least = 1e-3 if name == "minimax" else 1e-2  # its experts' output is much larger than attention's
-        assert distance(ours(checkpoint, read), logits) > least
-        checkpoint.model.fixed = fixed
+        assert distance(ours(hf_model, read), logits) > least
+        hf_model.model.fixed = fixed
 
 
 @pytest.mark.parametrize("name", SCALINGS)
 def test_a_scaling_of_the_configuration_is_ours(tmp_path: Path, name: str) -> None:
     length = 64 if name == "rope_dynamic_ntk" else TRAIN_LENGTH  # it is plain up to there
     changes = {"rope_parameters": {"rope_theta": 10_000.0, **SCALINGS[name]}}
-    folder = write_checkpoint(tmp_path / "llama", "llama", max_position_embeddings=length, **changes)
-    checkpoint, read = opened(folder, begin=(7, 9)), tokens(100)
-    assert checkpoint.encoding["name"] == name and checkpoint.model.is_neutral
-    logits = ours(checkpoint, read)
+    folder = write_hf_model(tmp_path / "llama", "llama", max_position_embeddings=length, **changes)
+    hf_model, read = opened(folder, begin=(7, 9)), tokens(100)
+    assert hf_model.encoding["name"] == name and hf_model.model.is_neutral
+    logits = ours(hf_model, read)
     read[0, :2] = torch.tensor([7, 9])
-    assert distance(logits, theirs(checkpoint, read)) < 1e-4, "each window begins as texts do"
+    assert distance(logits, theirs(hf_model, read)) < 1e-4, "each window begins as texts do"
 
 
 GROWING = {
@@ -143,13 +143,13 @@ def test_a_scaling_grows_from_the_length_that_transformers_reads(
     tmp_path: Path, name: str, train_length: int
 ) -> None:
     changes = {"rope_parameters": {"rope_theta": 10_000.0, **GROWING[name]}}
-    folder = write_checkpoint(tmp_path / "llama", "llama", **changes)
-    checkpoint = opened(folder, train_length=train_length)
-    assert checkpoint.encoding["name"] == name and checkpoint.model.is_neutral
-    assert checkpoint.encoding["train_length"] == TRAIN_LENGTH
+    folder = write_hf_model(tmp_path / "llama", "llama", **changes)
+    hf_model = opened(folder, train_length=train_length)
+    assert hf_model.encoding["name"] == name and hf_model.model.is_neutral
+    assert hf_model.encoding["train_length"] == TRAIN_LENGTH
     for length in (TRAIN_LENGTH, TRAIN_LENGTH + 1, 100):
         read = tokens(length)
-        assert distance(ours(checkpoint, read), theirs(checkpoint, read)) < 1e-4
+        assert distance(ours(hf_model, read), theirs(hf_model, read)) < 1e-4
 
 
 def test_a_rotation_that_grows_in_another_way_is_the_model_s_own(
@@ -162,20 +162,20 @@ def test_a_rotation_that_grows_in_another_way_is_the_model_s_own(
     compute = ROPE_INIT_FUNCTIONS["dynamic"]
     monkeypatch.setitem(ROPE_INIT_FUNCTIONS, "dynamic", doubled)
     changes = {"rope_parameters": {"rope_theta": 10_000.0, **GROWING["rope_dynamic_ntk"]}}
-    checkpoint = opened(write_checkpoint(tmp_path / "llama", "llama", **changes))
-    assert checkpoint.encoding["name"] == "own", "at 65 tokens they are equal, at 128 they are not"
+    hf_model = opened(write_hf_model(tmp_path / "llama", "llama", **changes))
+    assert hf_model.encoding["name"] == "own", "at 65 tokens they are equal, at 128 they are not"
 
 
 @pytest.mark.parametrize("plain", [True, False])
 def test_a_window_is_scored_alike_after_a_longer_one(tmp_path: Path, plain: bool) -> None:
     alike = {"rope_theta": 10_000.0, "rope_type": "default"}
     both = {"full_attention": {**alike, **GROWING["rope_dynamic_ntk"]}, "sliding_attention": alike}
-    folder = write_checkpoint(tmp_path / "gemma", "gemma3_text", rope_parameters=both)
-    checkpoint = opened(folder, plain=plain)
-    assert checkpoint.encoding["name"] == ("as_is" if plain else "own"), "which layers grow is not known"
-    logits = ours(checkpoint, tokens(40))
-    ours(checkpoint, tokens(100))
-    assert torch.equal(ours(checkpoint, tokens(40)), logits)
+    folder = write_hf_model(tmp_path / "gemma", "gemma3_text", rope_parameters=both)
+    hf_model = opened(folder, plain=plain)
+    assert hf_model.encoding["name"] == ("as_is" if plain else "own"), "which layers grow is not known"
+    logits = ours(hf_model, tokens(40))
+    ours(hf_model, tokens(100))
+    assert torch.equal(ours(hf_model, tokens(40)), logits)
 
 
 @pytest.mark.parametrize("key", ["rope_parameters", "rope_scaling"])
@@ -183,34 +183,34 @@ def test_a_window_is_scored_alike_after_a_longer_one(tmp_path: Path, plain: bool
 def test_a_scaling_that_transformers_drops_is_noted(
     command: Command, tmp_path: Path, name: str, key: str
 ) -> None:
-    folder = write_checkpoint(tmp_path / name, name)
+    folder = write_hf_model(tmp_path / name, name)
     values = json.loads((folder / "config.json").read_text())
     values.pop("rope_parameters")
     scaling = {"rope_type": "linear", "factor": 4.0, "rope_theta": 10_000.0}
     (folder / "config.json").write_text(json.dumps({**values, key: scaling}))
-    checkpoint = opened(folder)
-    is_dropped = checkpoint.encoding["name"] == "rope"
-    assert checkpoint.unused_scaling == ("linear" if is_dropped else "")
+    hf_model = opened(folder)
+    is_dropped = hf_model.encoding["name"] == "rope"
+    assert hf_model.unused_scaling == ("linear" if is_dropped else "")
     shown = " ".join(command("show", f"hf:{folder}").out.split())
     assert ("names the scaling linear, and no layer turns so" in shown) == is_dropped
     assert is_dropped == (name == "gemma3_text" and key == "rope_parameters")
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3_text", "gpt_oss", "smollm3", "phi", "bloom"])
-def test_a_checkpoint_in_bfloat16_has_the_encoding_that_it_has_in_float32(
-    checkpoints: dict[str, Opened], tmp_path: Path, name: str
+def test_an_hf_model_in_bfloat16_has_the_encoding_that_it_has_in_float32(
+    hf_models: dict[str, Opened], tmp_path: Path, name: str
 ) -> None:
-    folder = write_checkpoint(tmp_path / name, name)
-    checkpoint = opened(folder, dtype=torch.bfloat16)
-    assert checkpoint.encoding["name"] == ENCODINGS.get(name, "as_is") and checkpoint.model.is_neutral
-    causal = checkpoint.model.causal
+    folder = write_hf_model(tmp_path / name, name)
+    hf_model = opened(folder, dtype=torch.bfloat16)
+    assert hf_model.encoding["name"] == ENCODINGS.get(name, "as_is") and hf_model.model.is_neutral
+    causal = hf_model.model.causal
     assert {weight.dtype for weight in causal.parameters()} == {torch.bfloat16}
     assert {buffer.dtype for key, buffer in causal.named_buffers() if "inv_freq" in key} <= {torch.float32}
-    logits = ours(checkpoint, tokens())
+    logits = ours(hf_model, tokens())
     assert logits.dtype == torch.bfloat16
     if name != "bloom":
-        assert checkpoint.nats is not None and checkpoint.nats < 0.02
-        assert 0 < distance(logits.float(), ours(checkpoints[name], tokens())) < 0.1
+        assert hf_model.nats is not None and hf_model.nats < 0.02
+        assert 0 < distance(logits.float(), ours(hf_models[name], tokens())) < 0.1
 
 
 def test_an_attention_that_is_wrong_in_bfloat16_alone_is_refused(
@@ -221,7 +221,7 @@ def test_an_attention_that_is_wrong_in_bfloat16_alone_is_refused(
         is_ours = arguments[0].config._attn_implementation == ATTENTION_NAME
         return attended * (-30 if is_ours and attended.dtype == torch.bfloat16 else 1), weights
 
-    folder = write_checkpoint(tmp_path / "llama", "llama")
+    folder = write_hf_model(tmp_path / "llama", "llama")
     weights = load_file(folder / "model.safetensors")
     weights["lm_head.weight"] *= 50  # at transformers' own initialisation all tokens are about as likely
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
@@ -234,9 +234,9 @@ def test_an_attention_that_is_wrong_in_bfloat16_alone_is_refused(
 
 
 def test_a_loss_in_bfloat16_may_be_as_far_from_float32_as_transformers_own_on_the_other_side(
-    checkpoints: dict[str, Opened], monkeypatch: pytest.MonkeyPatch
+    hf_models: dict[str, Opened], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = checkpoints["llama"].model
+    model = hf_models["llama"].model
     theirs = window_loss(model)  # both have the same weights here, in float32
     for exact, ours, is_precise in (
         (theirs - 0.5, theirs - 1.0, True),
@@ -255,25 +255,25 @@ def test_a_loss_in_bfloat16_may_be_as_far_from_float32_as_transformers_own_on_th
 
 @pytest.mark.parametrize("name", HYBRIDS)
 def test_layers_without_attention_are_counted_as_such(
-    command: Command, tmp_path: Path, checkpoints: dict[str, Opened], name: str
+    command: Command, tmp_path: Path, hf_models: dict[str, Opened], name: str
 ) -> None:
-    checkpoint = checkpoints[name]
-    model, with_attention = checkpoint.model, HYBRIDS[name]
-    assert checkpoint.layer_facts is not None and checkpoint.layer_facts.numbers == with_attention
-    assert (checkpoint.size.n_layers, model.without_attention) == (4, 4 - len(with_attention))
+    hf_model = hf_models[name]
+    model, with_attention = hf_model.model, HYBRIDS[name]
+    assert hf_model.layer_facts is not None and hf_model.layer_facts.numbers == with_attention
+    assert (hf_model.size.n_layers, model.without_attention) == (4, 4 - len(with_attention))
     assert f"{4 - len(with_attention)} of its 4 layers have no attention" in model.control_refusal(
         "window", 64
     )
-    write_checkpoint(tmp_path / name, name)
+    write_hf_model(tmp_path / name, name)
     shown = command("show", f"hf:{tmp_path / name}")
     assert shown.code == 0 and "no attention" in shown.out
     # An encoding that acts on one layer of the model acts on the attention of that layer.
-    logits = ours(checkpoint, tokens())
+    logits = ours(hf_model, tokens())
     for number in range(4):
         model.fixed = {**dict.fromkeys(range(4), RotatedLayer(HALF_TURN)), number: LayerEncoding()}
-        moved = distance(ours(checkpoint, tokens()), logits)
+        moved = distance(ours(hf_model, tokens()), logits)
         model.fixed = dict.fromkeys(range(4), RotatedLayer(HALF_TURN))
-        assert (distance(ours(checkpoint, tokens()), logits) != moved) == (number in with_attention)
+        assert (distance(ours(hf_model, tokens()), logits) != moved) == (number in with_attention)
     model.fixed = {}
 
 
@@ -281,7 +281,7 @@ def test_a_hybrid_whose_long_stage_dropped_the_rotation_has_no_positions(
     tmp_path: Path, command: Command
 ) -> None:
     dropped = {"rope_parameters": {"rope_type": "default", "rope_theta": None}}
-    folder = write_checkpoint(tmp_path / "olmo", "olmo_hybrid", **dropped)
+    folder = write_hf_model(tmp_path / "olmo", "olmo_hybrid", **dropped)
     assert opened(folder).encoding["name"] == "nope"
     shown = command("show", f"hf:{folder}").out.splitlines()
     rows = [line.split()[:2] for line in shown if line[:1].isdigit()]
@@ -289,16 +289,16 @@ def test_a_hybrid_whose_long_stage_dropped_the_rotation_has_no_positions(
 
 
 def test_a_table_that_grows_with_the_text_has_no_end(tmp_path: Path) -> None:
-    checkpoint = opened(write_checkpoint(tmp_path / "xglm", "xglm"))
-    assert checkpoint.model.max_positions is None
+    hf_model = opened(write_hf_model(tmp_path / "xglm", "xglm"))
+    assert hf_model.model.max_positions is None
     with torch.no_grad():
-        logits = checkpoint.model.causal(tokens(100), use_cache=False).logits
-    assert distance(ours(checkpoint, tokens(100)), logits) < 1e-5
+        logits = hf_model.model.causal(tokens(100), use_cache=False).logits
+    assert distance(ours(hf_model, tokens(100)), logits) < 1e-5
 
 
 def test_show_prints_what_was_found_of_the_layers(command: Command, tmp_path: Path) -> None:
     def rows(name: str) -> list[list[str]]:
-        write_checkpoint(tmp_path / name, name)
+        write_hf_model(tmp_path / name, name)
         done = command("show", f"hf:{tmp_path / name}")
         assert done.code == 0, done.err
         lines = done.out.splitlines()
@@ -314,20 +314,20 @@ def test_show_prints_what_was_found_of_the_layers(command: Command, tmp_path: Pa
     assert rows("gpt_oss") == [["0, 2", *yarn, f"window of {WINDOW}", "yes"], ["1, 3", *yarn, "all", "yes"]]
     chunks = PassMask(lambda b, h, q, k: (k <= q) & (k // 16 == q // 16), False, torch.device("cpu"))
     assert _visible_text(chunks) == "chunk of 16"
-    write_checkpoint(tmp_path / "bloom", "bloom")
+    write_hf_model(tmp_path / "bloom", "bloom")
     refused = command("show", f"hf:{tmp_path / 'bloom'}")
     assert refused.code == 2 and "bloom does not let its attention be replaced" in refused.line
 
 
 def test_the_window_control_is_for_models_whose_attention_alone_reads_the_whole_text(
-    checkpoints: dict[str, Opened], tmp_path: Path
+    hf_models: dict[str, Opened], tmp_path: Path
 ) -> None:
     def refusal(name: str, length: int = 4 * WINDOW) -> str:
-        return checkpoints[name].model.control_refusal("window", length)
+        return hf_models[name].model.control_refusal("window", length)
 
     assert "windowed itself" in refusal("mistral", 2 * WINDOW)
     assert refusal("mistral", WINDOW) == refusal("gemma2") == refusal("gpt_oss") == ""
-    beside = opened(write_checkpoint(tmp_path / "falcon", "falcon_h1")).model
+    beside = opened(write_hf_model(tmp_path / "falcon", "falcon_h1")).model
     assert "beside its attention" in beside.control_refusal("window", 64)
     assert beside.control_refusal("swap", 64) == ""
 
@@ -337,7 +337,7 @@ def test_the_window_control_leaves_the_first_four_tokens_of_a_text_visible(
     tmp_path: Path, name: str, window: int
 ) -> None:
     layers = {"num_hidden_layers": 1, "layer_types": ["full_attention"]}
-    model = opened(write_checkpoint(tmp_path / name, name, **layers)).model
+    model = opened(write_hf_model(tmp_path / name, name, **layers)).model
     read, ids = tokens()[:1, :40], torch.arange(40)
 
     def last(of: Tensor) -> Tensor:
@@ -353,21 +353,21 @@ def test_the_window_control_leaves_the_first_four_tokens_of_a_text_visible(
 
 @pytest.mark.parametrize("name", ["bloom", "falcon", "mamba"])
 def test_a_model_without_the_interface_is_scored_as_it_is(tmp_path: Path, name: str) -> None:
-    checkpoint, read = opened(write_checkpoint(tmp_path / name, name)), tokens()
-    assert (checkpoint.difference, checkpoint.encoding["name"]) == (None, "as_is")
-    assert "keeps its own attention" in checkpoint.model.control_refusal("window", 64)
+    hf_model, read = opened(write_hf_model(tmp_path / name, name)), tokens()
+    assert (hf_model.difference, hf_model.encoding["name"]) == (None, "as_is")
+    assert "keeps its own attention" in hf_model.model.control_refusal("window", 64)
     with torch.no_grad():
-        logits = checkpoint.model.causal(read, use_cache=False).logits
-    assert distance(ours(checkpoint, read), logits) < 1e-5
+        logits = hf_model.model.causal(read, use_cache=False).logits
+    assert distance(ours(hf_model, read), logits) < 1e-5
 
 
 @pytest.mark.parametrize("name", ["gpt2", "opt", "gptj", "mpt"])
 def test_a_position_past_the_table_is_undefined(tmp_path: Path, name: str) -> None:
-    checkpoint = opened(write_checkpoint(tmp_path / name, name))
-    assert checkpoint.model.has_learned_table == (name in ("gpt2", "opt")), "the others compute theirs"
-    ours(checkpoint, tokens(60))
+    hf_model = opened(write_hf_model(tmp_path / name, name))
+    assert hf_model.model.has_learned_table == (name in ("gpt2", "opt")), "the others compute theirs"
+    ours(hf_model, tokens(60))
     with pytest.raises(LengthError, match="position 6[49]"):
-        ours(checkpoint, tokens(60 if name == "opt" else 70), later=5 if name == "opt" else 0)
+        ours(hf_model, tokens(60 if name == "opt" else 70), later=5 if name == "opt" else 0)
 
 
 def failing(error: Exception) -> Callable[..., Any]:
@@ -380,29 +380,29 @@ def failing(error: Exception) -> Callable[..., Any]:
 def test_an_error_of_a_plain_model_is_undefined_only_past_its_training_length(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    checkpoint = opened(write_checkpoint(tmp_path / "llama", "llama"), plain=True)
+    hf_model = opened(write_hf_model(tmp_path / "llama", "llama"), plain=True)
     monkeypatch.setattr(LlamaAttention, "forward", failing(RuntimeError("no such kernel")))
     for length, kind in ((TRAIN_LENGTH, RunError), (TRAIN_LENGTH + 1, LengthError)):
         with pytest.raises(kind, match=f"cannot compute position {length - 1}: no such kernel"):
-            ours(checkpoint, tokens(length))
+            ours(hf_model, tokens(length))
 
 
 def test_logits_and_feedforward_layers_are_computed_in_parts(
-    tmp_path: Path, checkpoints: dict[str, Opened], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, hf_models: dict[str, Opened], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    checkpoint, read = checkpoints["gemma2"], tokens()  # its head caps the logits
+    hf_model, read = hf_models["gemma2"], tokens()  # its head caps the logits
     monkeypatch.setattr("pe_bench.hf.model.MAX_LOGIT_ELEMENTS", 257 * 7)
     with torch.no_grad():
-        model = checkpoint.model
+        model = hf_model.model
         nll = model.nll(model.hidden(read, torch.arange(LENGTH))[0, :-1], read[0, 1:])
-    expected = functional.cross_entropy(theirs(checkpoint, read)[0, :-1], read[0, 1:], reduction="none")
+    expected = functional.cross_entropy(theirs(hf_model, read)[0, :-1], read[0, 1:], reduction="none")
     assert torch.allclose(nll, expected, atol=1e-4)
-    checkpoint = opened(write_checkpoint(tmp_path / "llama", "llama"))
-    logits, sizes = ours(checkpoint, read), []
-    split_feedforward(checkpoint.model.causal, tokens=16)
-    linear = checkpoint.model.causal.get_submodule("model.layers.0.mlp.up_proj")
+    hf_model = opened(write_hf_model(tmp_path / "llama", "llama"))
+    logits, sizes = ours(hf_model, read), []
+    split_feedforward(hf_model.model.causal, tokens=16)
+    linear = hf_model.model.causal.get_submodule("model.layers.0.mlp.up_proj")
     linear.register_forward_pre_hook(lambda _, arguments: sizes.append(arguments[0].shape[1]))
-    assert distance(ours(checkpoint, read), logits) < 1e-5
+    assert distance(ours(hf_model, read), logits) < 1e-5
     assert max(sizes) == 16
 
 
@@ -433,12 +433,12 @@ def test_a_layer_that_computes_something_else_is_refused_in_one_line(
 ) -> None:
     monkeypatch.setattr(LlamaAttention, "forward", forward)
     with pytest.raises(UserError, match=message):
-        opened(write_checkpoint(tmp_path / name, name))
+        opened(write_hf_model(tmp_path / name, name))
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3_text", "gpt_oss", "deepseek_v3", "gpt2", "falcon_h1"])
 def test_endings_of_a_window_are_scored_alike_with_its_prefix_fed_once(tmp_path: Path, name: str) -> None:
-    model = opened(write_checkpoint(tmp_path / name, name), begin=(3,)).model
+    model = opened(write_hf_model(tmp_path / name, name), begin=(3,)).model
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(VOCABULARY, (2, 4, 40), generator=generator)
     tokens[:, :, :30] = tokens[:, :1, :30]
@@ -459,7 +459,7 @@ def test_endings_of_a_window_are_scored_alike_with_its_prefix_fed_once(tmp_path:
 def test_a_text_is_fed_from_the_first_token_on_that_differs_from_the_text_before_it(
     tmp_path: Path, name: str
 ) -> None:
-    model = opened(write_checkpoint(tmp_path / name, name), begin=(3,)).model
+    model = opened(write_hf_model(tmp_path / name, name), begin=(3,)).model
     generator = torch.Generator().manual_seed(0)
     text, *others = torch.randint(VOCABULARY, (6, 4, 40), generator=generator)
     ids = torch.arange(40)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.checkpoints import write_checkpoint
+from support.hf_models import write_hf_model
 
 from pe_bench.commands.evaluate import Evaluation
 from pe_bench.commands.explain.changes import changed_model, layer_changes
@@ -17,7 +17,7 @@ from pe_bench.scoring.protocols import scores_of
 def test_layers_below_a_change_are_computed_once_with_the_same_levels(
     architecture: str, folder: Path
 ) -> None:
-    write_checkpoint(folder / "model", architecture)
+    write_hf_model(folder / "model", architecture)
     keys = ("data=files", f"data.path={folder / 'corpus'}")
     request = Evaluation(lengths=[64], targets=6, overrides=keys, results_dir=folder / "results")
     bench = load_bench(f"hf:{folder / 'model'}", request)
@@ -35,8 +35,8 @@ def test_layers_below_a_change_are_computed_once_with_the_same_levels(
     assert np.array_equal(bench.score(bench.job.model, plan).nll, plain)
 
 
-def test_a_window_in_all_layers_of_a_hugging_face_model_is_the_control(folder: Path) -> None:
-    write_checkpoint(folder / "llama", "llama")
+def test_a_window_in_all_layers_of_an_hf_model_is_the_control(folder: Path) -> None:
+    write_hf_model(folder / "llama", "llama")
     keys = ("data=files", f"data.path={folder / 'corpus'}")
     request = Evaluation(lengths=[64], targets=6, overrides=keys, results_dir=folder / "results")
     bench = load_bench(f"hf:{folder / 'llama'}", request)

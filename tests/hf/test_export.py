@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from support.checkpoints import edit_json, opened, write_checkpoint
 from support.commands import Command, Outcome, only_run
+from support.hf_models import edit_json, opened, write_hf_model
 
 from pe_bench.config.compose import compose_config
 from pe_bench.data.tokenizer import ByteTokenizer
@@ -93,7 +93,7 @@ def export_run(command: Command, folder: Path) -> Callable[[], Outcome]:
 def test_the_export_scores_every_target_as_the_run_does(
     train: Command, command: Command, export_run: Command, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # The window control of a run hides the first tokens, which that of a checkpoint shows.
+    # The window control of a run hides the first tokens, which that of a Hugging Face model shows.
     monkeypatch.setattr("pe_bench.hf.attention.ALWAYS_VISIBLE_TOKENS", 0)
 
     def scored(results: str, *overrides: str) -> dict[tuple[int, str], tuple[Path, Row]]:
@@ -177,11 +177,11 @@ def test_an_export_says_up_to_which_length_it_works_and_what_ends_a_text(
         "longrope factor=2 long_factors=[1,2,3,4]",
     ],
 )
-def test_a_checkpoint_is_written_with_a_scaling_that_transformers_and_eval_then_have(
+def test_an_hf_model_is_written_with_a_scaling_that_transformers_and_eval_then_have(
     tmp_path: Path, command: Command, scaling: str
 ) -> None:
     theta = {"rope_type": "default", "rope_theta": 5e4}
-    folder = write_checkpoint(tmp_path / "llama", "llama", rope_parameters=theta)
+    folder = write_hf_model(tmp_path / "llama", "llama", rope_parameters=theta)
     out = tmp_path / "scaled"
     done = command("export", f"hf:{folder}", "--with", scaling, "--hf", str(out))
     assert done.code == 0 and "are equal to" in done.err, done.err
@@ -195,7 +195,7 @@ def test_a_checkpoint_is_written_with_a_scaling_that_transformers_and_eval_then_
 @pytest.mark.parametrize(
     ("architecture", "options", "message"),
     [
-        ("llama", [], "is a checkpoint of transformers already: give --with"),
+        ("llama", [], "is a Hugging Face model already: give --with"),
         ("llama", ["--with", "yarn"], "give a single one with its factor"),
         ("llama", ["--with", "self_extend"], "no model of transformers has the encoding self_extend"),
         ("llama", ["--with", "yarn factor=2 ramp=turns"], "no yarn with ramp=turns"),
@@ -203,10 +203,10 @@ def test_a_checkpoint_is_written_with_a_scaling_that_transformers_and_eval_then_
         ("bloom", ["--with", "yarn factor=2"], "does not say at what length it was trained"),
     ],
 )
-def test_what_transformers_cannot_say_of_a_checkpoint_is_refused_and_nothing_is_written(
+def test_what_transformers_cannot_say_of_an_hf_model_is_refused_and_nothing_is_written(
     tmp_path: Path, command: Command, architecture: str, options: list[str], message: str
 ) -> None:
-    folder = write_checkpoint(tmp_path / "model", architecture)
+    folder = write_hf_model(tmp_path / "model", architecture)
     done = command("export", f"hf:{folder}", *options, "--hf", str(tmp_path / "out"))
     assert done.code == 2 and message in done.line
     assert {path.name for path in tmp_path.iterdir()} == {"model"}

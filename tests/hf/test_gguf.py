@@ -7,8 +7,8 @@ import gguf
 import numpy as np
 import pytest
 from safetensors.torch import load_file
-from support.checkpoints import SIZES, TRAIN_LENGTH, VOCABULARY, opened, write_checkpoint
 from support.commands import Command, write_corpus
+from support.hf_models import SIZES, TRAIN_LENGTH, VOCABULARY, opened, write_hf_model
 
 from pe_bench.hf.source import read_source
 from pe_bench.runs.rows import read_rows
@@ -71,7 +71,7 @@ def write_gguf(folder: Path, file: Path, kind: str = "Q8_0", *, bias: bool = Fal
 @pytest.fixture
 def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PE_BENCH_CACHE", str(tmp_path / "cache"))
-    return write_checkpoint(tmp_path / "base", "llama", **WIDE)
+    return write_hf_model(tmp_path / "base", "llama", **WIDE)
 
 
 def test_unrounded_weights_are_those_of_the_folder_that_the_file_was_made_from(tmp_path, base):
@@ -116,7 +116,7 @@ def test_a_file_is_scored_found_and_exported_like_a_folder_and_its_rounding_is_i
     assert max(levels) == pytest.approx(min(levels), rel=1e-5)
 
 
-def test_a_folder_with_one_file_is_that_file_and_another_file_is_another_checkpoint(tmp_path, base):
+def test_a_folder_with_one_file_is_that_file_and_another_file_is_another_model(tmp_path, base):
     folder = tmp_path / "folder"
     folder.mkdir()
     write_gguf(base, folder / "toy.gguf")

@@ -1,4 +1,4 @@
-"""`eval hf:...` and `probe hf:...`: rows of a checkpoint are like those of any other run."""
+"""`eval hf:...` and `probe hf:...`: rows of a Hugging Face model are like those of any other run."""
 
 import json
 import re
@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.checkpoints import TRAIN_LENGTH, edit_json, write_checkpoint
 from support.commands import Command, write_corpus
+from support.hf_models import TRAIN_LENGTH, edit_json, write_hf_model
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from torch import Tensor
 from transformers.models.llama.modeling_llama import LlamaModel
@@ -38,10 +38,10 @@ from pe_bench.scoring.needles import ANSWER_TOKENS, HF_MODEL_WINDOWS
         (8_192, ["train.length=2048"], (256, 64)),
     ],
 )
-def test_blocks_of_a_checkpoint_are_as_large_as_its_training_length_allows(
+def test_blocks_of_an_hf_model_are_as_large_as_its_training_length_allows(
     tmp_path: Path, train_length: int, overrides: list[str], expected: tuple[int, int]
 ) -> None:
-    folder = write_checkpoint(tmp_path / "llama", "llama", max_position_embeddings=train_length)
+    folder = write_hf_model(tmp_path / "llama", "llama", max_position_embeddings=train_length)
     config = hf_model_config(f"hf:{folder}", overrides, {}, {}, tmp_path / "results")
     assert (config.eval.resolved_target_tokens(config.train.length), config.eval.targets) == expected
 
@@ -49,13 +49,13 @@ def test_blocks_of_a_checkpoint_are_as_large_as_its_training_length_allows(
 @pytest.fixture
 def call(tmp_path: Path, command: Command) -> Command:
     """Return a function that scores or probes `tmp_path/NAME` on a tiny corpus; a Llama is there."""
-    write_checkpoint(tmp_path / "llama", "llama")
+    write_hf_model(tmp_path / "llama", "llama")
     text = ("data=files", f"data.path={write_corpus(tmp_path / 'corpus')}", "eval.targets=6")
     where = (f"cache_dir={tmp_path / 'cache'}", "threads=1", "--results-dir", str(tmp_path / "results"))
 
-    def run(name: str, checkpoint: str, *arguments: str):
+    def run(name: str, name_of_model: str, *arguments: str):
         of_text = () if "--task" in arguments else text
-        return command(name, f"hf:{tmp_path / checkpoint}", *of_text, *where, *arguments)
+        return command(name, f"hf:{tmp_path / name_of_model}", *of_text, *where, *arguments)
 
     return run
 
@@ -64,7 +64,7 @@ def rows_of(folder: Path) -> dict[Path, list[Row]]:
     return {run: read_rows(run / "eval.csv") for run in (folder / "results" / "runs").iterdir()}
 
 
-def test_a_checkpoint_is_scored_reported_and_listed_like_a_run_and_from_python(
+def test_an_hf_model_is_scored_reported_and_listed_like_a_run_and_from_python(
     tmp_path: Path, call: Command, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pe_bench.hf.attention.ALWAYS_VISIBLE_TOKENS", 0)
@@ -117,10 +117,10 @@ def test_a_reference_is_scored_with_its_quarter_which_says_whether_gains_beyond_
     assert ("a quarter of the training length" in done.out) == (options == [])
 
 
-def test_checkpoints_side_by_side_are_lines_of_a_table_for_each_tokenizer(
+def test_hf_models_side_by_side_are_lines_of_a_table_for_each_tokenizer(
     tmp_path: Path, call: Command, command: Command
 ) -> None:
-    write_checkpoint(tmp_path / "tuned", "llama", 1, max_position_embeddings=64)
+    write_hf_model(tmp_path / "tuned", "llama", 1, max_position_embeddings=64)
     both = tuple(f"hf:{tmp_path / name}" for name in ("llama", "tuned"))
     baseline = ("--baseline", both[0])
     done = call("eval", "llama", both[1], "--lengths", "48", *baseline, "--json")
@@ -136,7 +136,7 @@ def test_checkpoints_side_by_side_are_lines_of_a_table_for_each_tokenizer(
     [again] = json.loads(command("report", *both, *where, *baseline, "--json").out)["tables"]
     assert (again["lines"], again["baseline"]) == (table["lines"], table["baseline"])
 
-    path = write_checkpoint(tmp_path / "other", "llama", 1) / "tokenizer.json"
+    path = write_hf_model(tmp_path / "other", "llama", 1) / "tokenizer.json"
     model = json.loads(path.read_text())["model"]
     unused = next(token for token, number in model["vocab"].items() if number == 1)
     vocab = {"th" if token == unused else token: number for token, number in model["vocab"].items()}
@@ -148,7 +148,7 @@ def test_checkpoints_side_by_side_are_lines_of_a_table_for_each_tokenizer(
 def test_a_reference_is_measured_from_and_scalings_follow_from_the_training_length(
     tmp_path: Path, call: Command
 ) -> None:
-    write_checkpoint(tmp_path / "long", "llama", max_position_embeddings=64)
+    write_hf_model(tmp_path / "long", "llama", max_position_embeddings=64)
     scalings = ("--with", "yarn", "--with", "yarn factor=fixed")
     options = ("--lengths", "64,96", "--controls", "all", *scalings)
     assert call("eval", "long", *options).code == 0
@@ -176,7 +176,7 @@ def test_a_reference_is_measured_from_and_scalings_follow_from_the_training_leng
 def test_labels_say_a_shared_option_once_and_nothing_is_said_of_training(
     tmp_path: Path, call: Command
 ) -> None:
-    write_checkpoint(tmp_path / "far", "llama", rope_parameters={"rope_type": "default", "rope_theta": 5e4})
+    write_hf_model(tmp_path / "far", "llama", rope_parameters={"rope_type": "default", "rope_theta": 5e4})
     options = ("--lengths", "16", "--with", "yarn factor=2", "--with", "rope_pi factor=2")
     done = call("eval", "far", *options, "--json")
     assert done.code == 0 and "for training" not in done.err
@@ -192,7 +192,7 @@ def test_labels_say_a_shared_option_once_and_nothing_is_said_of_training(
     assert labels == {"rope base=50000.0", yarn, pi, f"{yarn} base=50000.0"}
 
 
-def test_string_shortens_the_distances_of_a_checkpoint(tmp_path: Path, call: Command) -> None:
+def test_string_shortens_the_distances_of_an_hf_model(tmp_path: Path, call: Command) -> None:
     plain, short = "string shift_from=99 attention_factor=1.0", "string attention_factor=1.0"
     done = call("eval", "llama", "--lengths", "64", "--controls", "none", "--with", plain, "--with", short)
     assert done.code == 0, done.err
@@ -203,10 +203,10 @@ def test_string_shortens_the_distances_of_a_checkpoint(tmp_path: Path, call: Com
         assert not np.allclose(nll[short, length], nll["rope", length], atol=1e-5)
 
 
-def test_a_probe_of_a_checkpoint_has_few_windows_and_says_a_shared_option_once(
+def test_a_probe_of_an_hf_model_has_few_windows_and_says_a_shared_option_once(
     tmp_path: Path, call: Command
 ) -> None:
-    write_checkpoint(tmp_path / "far", "llama", rope_parameters={"rope_type": "default", "rope_theta": 5e4})
+    write_hf_model(tmp_path / "far", "llama", rope_parameters={"rope_type": "default", "rope_theta": 5e4})
     options = ("--lengths", "128", "--depths", "2", "--with", "yarn factor=2")
     assert call("probe", "far", *options).code == 0
     [rows] = rows_of(tmp_path).values()
@@ -266,7 +266,7 @@ def test_every_window_begins_with_all_tokens_that_the_template_puts_there(
     done = call("eval", "llama", "--lengths", "16")
     assert done.code == 0 and "each window begins with tokens 33, 256" in " ".join(done.out.split())
     [run] = rows_of(tmp_path)
-    about = read_config(run).checkpoint
+    about = read_config(run).hf_model
     assert about is not None and about.first_token_ids == [33, 256]
     assert call("probe", "llama", "--lengths", "128", "--windows", "2").code == 0
 
@@ -290,7 +290,7 @@ def without_rare_bytes(tokenizer: Tokenizer) -> None:
 def test_a_tokenizer_that_loses_text_has_no_bits_per_byte_but_nats_in_a_table_of_its_own(
     tmp_path: Path, call: Command, command: Command, change: Callable[[Tokenizer], None], loses: str
 ) -> None:
-    path = write_checkpoint(tmp_path / "lossy", "llama") / "tokenizer.json"
+    path = write_hf_model(tmp_path / "lossy", "llama") / "tokenizer.json"
     tokenizer = Tokenizer.from_file(str(path))
     change(tokenizer)
     tokenizer.save(str(path))
@@ -334,15 +334,15 @@ def test_scores_of_an_older_identity_are_kept_and_marked_and_scored_again_on_req
         assert (f"{run.name} is of an older identity" in said) == (name == run)
 
 
-def test_another_checkpoint_of_one_name_is_not_mixed_with_what_is_scored(
+def test_another_hf_model_of_one_name_is_not_mixed_with_what_is_scored(
     tmp_path: Path, call: Command, command: Command
 ) -> None:
-    write_checkpoint(tmp_path / "gemma", "gemma3_text")
+    write_hf_model(tmp_path / "gemma", "gemma3_text")
     assert call("eval", "gemma", "train.length=16", "--lengths", "32").code == 0
     [run] = rows_of(tmp_path)
     config = read_config(run)
-    assert config.checkpoint is not None and config.checkpoint.train_length_from == "the command"
-    assert (config.checkpoint.layers, config.model.n_layers, config.eval.max_length) == (1, 6, 32)
+    assert config.hf_model is not None and config.hf_model.train_length_from == "the command"
+    assert (config.hf_model.layers, config.model.n_layers, config.eval.max_length) == (1, 6, 32)
     assert (config.train.length, config.encoding["base"]) == (16, 1_000_000)
     report = " ".join(command("report", run.name, "--results-dir", str(tmp_path / "results")).out.split())
     assert "measured from 16 tokens" in report and "seed" not in report
@@ -369,7 +369,7 @@ def test_another_checkpoint_of_one_name_is_not_mixed_with_what_is_scored(
 def test_a_table_an_own_attention_and_an_own_rotation_have_their_limits(
     tmp_path: Path, call: Command, name: str, controls: dict[str, str], refused: str
 ) -> None:
-    write_checkpoint(tmp_path / name, name)
+    write_hf_model(tmp_path / name, name)
     arguments = ("train.length=32", "--lengths", "96", *(["--controls", "offset"] if name == "gpt2" else []))
     assert call("eval", name, *arguments).code == 0
     [rows] = rows_of(tmp_path).values()
@@ -379,7 +379,7 @@ def test_a_table_an_own_attention_and_an_own_rotation_have_their_limits(
         assert done.code == 2 and refused in done.line and "so --with has nothing to replace" in done.line
 
 
-def test_needles_and_prompts_of_a_checkpoint_are_scored(tmp_path: Path, call: Command) -> None:
+def test_needles_and_prompts_of_an_hf_model_are_scored(tmp_path: Path, call: Command) -> None:
     options = ("--lengths", "128", "--depths", "2", "--windows", "6", "--with", "yarn factor=4")
     assert call("probe", "llama", *options).code == 0
     [rows] = rows_of(tmp_path).values()
@@ -387,7 +387,7 @@ def test_needles_and_prompts_of_a_checkpoint_are_scored(tmp_path: Path, call: Co
     assert shared == {("probe", 128, "rope", "ok")}
     assert {row.scored_with for row in rows} == {"rope", "yarn factor=4.0"}
     assert all(row.accuracy is not None and row.accuracy < 0.7 for row in rows), "its weights are random"
-    write_checkpoint(tmp_path / "long", "llama", max_position_embeddings=800)
+    write_hf_model(tmp_path / "long", "llama", max_position_embeddings=800)
     done = call("probe", "long", "--task", "niah_multikey_3,vt,fwe", "--lengths", "800,900", "--windows", "3")
     assert done.code == 0, done.err
     of_task = {rows[0].data: rows for rows in rows_of(tmp_path).values()}
@@ -396,11 +396,11 @@ def test_needles_and_prompts_of_a_checkpoint_are_scored(tmp_path: Path, call: Co
         assert facts == [(800, 0.0, 0.0, 3), (900, 0.0, 0.0, 3)] and f"task {name}" in done.out
 
 
-def test_what_a_checkpoint_cannot_take_is_refused_and_leaves_nothing(tmp_path: Path, call: Command) -> None:
-    write_checkpoint(tmp_path / "bloom", "bloom")
+def test_what_an_hf_model_cannot_take_is_refused_and_leaves_nothing(tmp_path: Path, call: Command) -> None:
+    write_hf_model(tmp_path / "bloom", "bloom")
     for arguments, message in (
-        (["eval", "llama", "encoding=alibi"], "encoding=alibi has no effect on a checkpoint"),
-        (["eval", "llama", "rope"], "rope has no effect on a checkpoint"),
+        (["eval", "llama", "encoding=alibi"], "encoding=alibi has no effect on a Hugging Face model"),
+        (["eval", "llama", "rope"], "rope has no effect on a Hugging Face model"),
         (["eval", "llama", "--with", "alibi"], "alibi works on weights of no other encoding"),
         (["eval", "llama", "--with", "t5", "--force"], "weights trained with rope do not fit t5"),
         (["eval", "llama", "--with", "randomized", "--force"], "needs ids"),
@@ -410,7 +410,10 @@ def test_what_a_checkpoint_cannot_take_is_refused_and_leaves_nothing(tmp_path: P
         (["probe", "llama", "--all"], "--where and --all choose runs"),
         (["probe", "llama", "--lengths", "5000"], "no validation document has the 5001 tokens"),
         (["probe", "llama", "--task", "vt", "--depths", "3"], "depths=3 has no effect on prompts"),
-        (["probe", "llama", "--task", "vt", "data=files"], "data=files has no effect on a checkpoint"),
+        (
+            ["probe", "llama", "--task", "vt", "data=files"],
+            "data=files has no effect on a Hugging Face model",
+        ),
         (["probe", "llama", "--task", "vt", "--lengths", "500"], "of vt has"),
         (["probe", "llama", "--task", "fwe,niah"], "unknown --task 'niah'"),
     ):

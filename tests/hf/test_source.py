@@ -1,4 +1,4 @@
-"""A checkpoint's folder is a stranger's: no code of it runs, and nothing outside it is read."""
+"""A Hugging Face model's folder is a stranger's: no code of it runs, and nothing outside it is read."""
 
 import json
 import math
@@ -11,7 +11,7 @@ import huggingface_hub
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from support.checkpoints import edit_json, opened, write_checkpoint
+from support.hf_models import edit_json, opened, write_hf_model
 
 from pe_bench.errors import UserError
 from pe_bench.hf.load import hf_model_config
@@ -21,7 +21,7 @@ from pe_bench.hf.source import Source, begin_of_text, read_source
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    return write_checkpoint(tmp_path / "llama", "llama")
+    return write_hf_model(tmp_path / "llama", "llama")
 
 
 Change = Callable[[Path], object]
@@ -62,7 +62,7 @@ def weights(change: Callable[[dict[str, torch.Tensor]], object]) -> Change:
 
 def biased(folder: Path) -> None:
     """Write a Qwen2, whose biases a Llama does not have, as a Llama."""
-    write_checkpoint(folder, "qwen2")
+    write_hf_model(folder, "qwen2")
     edit_json(folder / "config.json", model_type="llama", architectures=["LlamaForCausalLM"])
 
 
@@ -101,7 +101,7 @@ def test_a_whole_folder_is_taken_also_as_links_to_the_hub_s_cache(folder: Path, 
     assert read_source(f"hf:{snapshot}").weights
 
 
-def test_code_of_a_checkpoint_is_never_run(folder: Path) -> None:
+def test_code_of_an_hf_model_is_never_run(folder: Path) -> None:
     (folder / "modeling_mine.py").write_text("raise SystemExit('this was run')\n")
     edit_json(folder / "config.json", auto_map={"AutoModelForCausalLM": "modeling_mine.M"})
     assert opened(folder).encoding["name"] == "rope", "a known architecture ignores the code beside it"
@@ -127,7 +127,7 @@ DAMAGED = "the largest logit of llama is .*: its weights are damaged"
         (tokenizer_config(fast_tokenizer_files=["tokenizer.4.0.0.json"]), "takes the tokenizer from other"),
         (lambda folder: (folder / "me").symlink_to(folder / "me"), "not a regular file"),
         (link_outside, "tokenizer.json is a symbolic link out of its folder"),
-        (files(adapter_config__json="{}"), "adapter of another checkpoint"),
+        (files(adapter_config__json="{}"), "adapter of another model"),
         (files(config__json="{"), "config.json cannot be read"),
         (config(quantization_config={"quant_method": "gptq"}), "llama is quantised"),
         (config(text_config={"quantization_config": {"quant_method": "awq"}}), "llama is quantised"),
@@ -161,7 +161,7 @@ def test_weights_in_several_files_are_taken_and_what_transformers_ignores_stays_
     assert all(torch.equal(one[name], tensor) for name, tensor in several.items())
 
 
-def test_what_names_no_checkpoint_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_names_no_hf_model_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     for text in ("hf:", "hf:/no/such/folder", "hf:one", "hf:../up/and/away"):
         with pytest.raises(UserError, match="neither a folder nor"):
             read_source(text)
@@ -216,14 +216,16 @@ def test_the_training_length_is_that_before_any_scaling() -> None:
         assert train_length_of(config) == expected
 
 
-def test_the_bos_token_of_a_checkpoint_is_what_its_tokenizer_or_configuration_adds(folder: Path) -> None:
+def test_the_bos_token_of_an_hf_model_is_what_its_tokenizer_or_configuration_adds(
+    folder: Path,
+) -> None:
     from tokenizers import Tokenizer, processors
 
     source = Source(f"hf:{folder}", folder)
     assert begin_of_text(source) == []
     for adds, begin in ((True, 256), (False, None)):
         edit_json(folder / "tokenizer_config.json", add_bos_token=adds, bos_token="<|endoftext|>")
-        about = hf_model_config(f"hf:{folder}", [], {}, {}, folder.parent / "results").checkpoint
+        about = hf_model_config(f"hf:{folder}", [], {}, {}, folder.parent / "results").hf_model
         assert about is not None and about.begin == begin
     for single, begin in (("<|endoftext|> $A", [256]), ("<|endoftext|> ! $A !", [256, 33]), ("$A !", [])):
         tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))

@@ -1,4 +1,4 @@
-"""`extend hf:...` with `--tokens`: a checkpoint trained a little further, as transformers would train it."""
+"""`extend hf:...` with `--tokens`: a model trained a little further, as transformers would train it."""
 
 import csv
 import json
@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from support.checkpoints import TRAIN_LENGTH, VOCABULARY, opened, write_checkpoint
 from support.commands import Command, write_corpus
+from support.hf_models import TRAIN_LENGTH, VOCABULARY, opened, write_hf_model
 
 import pe_bench
 from pe_bench.config.schema import TrainConfig
@@ -42,7 +42,7 @@ def test_gradients_are_those_of_transformers_own_model_with_the_written_configur
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, architecture: str
 ) -> None:
     monkeypatch.setattr(training, "MAX_LOGIT_ELEMENTS", 7 * VOCABULARY)  # the loss is that of many chunks
-    folder = write_checkpoint(tmp_path / "base", architecture)
+    folder = write_hf_model(tmp_path / "base", architecture)
     ours = opened(folder, begin=(1, 2))
     spec = EncodingSpec({**ours.encoding, **YARN})
     written = rescaled_config(Source(f"hf:{folder}", folder), ours, spec, TRAIN_LENGTH)
@@ -79,7 +79,7 @@ STEPS = 4
 @pytest.fixture
 def arguments(tmp_path: Path) -> list[str]:
     """The words of a command that trains a tiny Llama for four steps at twice its training length."""
-    write_checkpoint(tmp_path / "llama", "llama")
+    write_hf_model(tmp_path / "llama", "llama")
     text = ["--text", str(write_corpus(tmp_path / "corpus"))]
     where = [f"cache_dir={tmp_path / 'cache'}", "--results-dir", str(tmp_path / "results")]
     length = ["--to", "2x", "--with", "yarn", "--tokens", "2k", "--targets", "6"]
@@ -95,7 +95,7 @@ def trained_folder(tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_trained_checkpoint_is_a_folder_and_a_line_beside_the_untrained_one_and_is_reused(
+def test_a_trained_hf_model_is_a_folder_and_a_line_beside_the_untrained_one_and_is_reused(
     tmp_path: Path, command: Command, arguments: list[str]
 ) -> None:
     done = command("extend", *arguments)
@@ -171,12 +171,12 @@ def test_only_the_last_layers_are_trained_where_that_is_asked(
 @pytest.mark.parametrize(
     ("more", "reason"),
     [
-        (["--train-layers", "5"], "--train-layers 5: this checkpoint has 4 layers"),
+        (["--train-layers", "5"], "--train-layers 5: this model has 4 layers"),
         (["--with", "self_extend"], "these can be exported"),
         (["--long"], "--long trains a run from the start"),
         (["--to", "64"], "say how many times longer"),
         (["--tokens", "many"], "tokens must be a whole number of at least 1, not 'many'"),
-        (["train.optimizer=muon"], "train.optimizer=muon has no effect on a checkpoint"),
+        (["train.optimizer=muon"], "train.optimizer=muon has no effect on a Hugging Face model"),
         (["train.batch_tokens=100"], "train.batch_tokens=100 is not a multiple of train.length=64"),
         (["--to", "1000x", "train.batch_tokens=32000"], "and one window of train.length=32000 needs 32001"),
     ],
@@ -189,7 +189,7 @@ def test_what_cannot_be_trained_is_one_line_and_writes_nothing(
     assert not (tmp_path / "results").exists()
 
 
-def test_text_and_layers_to_train_are_for_checkpoints_that_are_trained(
+def test_text_and_layers_to_train_are_for_hf_models_that_are_trained(
     tmp_path: Path, command: Command, arguments: list[str]
 ) -> None:
     where = arguments[-2:]
@@ -202,7 +202,7 @@ def test_text_and_layers_to_train_are_for_checkpoints_that_are_trained(
 
 
 @pytest.mark.full
-def test_processes_of_torchrun_train_one_checkpoint_together(
+def test_processes_of_torchrun_train_one_hf_model_together(
     tmp_path: Path, command: Command, arguments: list[str]
 ) -> None:
     assert command("extend", *arguments).code == 0
@@ -218,10 +218,10 @@ def test_processes_of_torchrun_train_one_checkpoint_together(
         torch.testing.assert_close(together[name], tensor, rtol=0, atol=1e-4)
 
 
-def test_a_checkpoint_too_is_stretched_at_chosen_lengths_with_fewer_targets(
+def test_an_hf_model_too_is_stretched_at_chosen_lengths_with_fewer_targets(
     tmp_path: Path, command: Command
 ) -> None:
-    write_checkpoint(tmp_path / "llama", "llama")
+    write_hf_model(tmp_path / "llama", "llama")
     corpus = write_corpus(tmp_path / "corpus")
     results = tmp_path / "results"
     overrides = [f"cache_dir={tmp_path / 'cache'}", "threads=1"]
@@ -236,7 +236,7 @@ def test_a_checkpoint_too_is_stretched_at_chosen_lengths_with_fewer_targets(
     assert 40 in {row.length for row in read_rows(run / "eval.csv")}
 
 
-def test_the_lengths_of_a_trained_checkpoint_have_the_quarter_that_reports_read(
+def test_the_lengths_of_a_trained_hf_model_have_the_quarter_that_reports_read(
     tmp_path: Path, command: Command, arguments: list[str]
 ) -> None:
     arguments.remove("train.batch_tokens=512")
@@ -248,7 +248,7 @@ def test_the_lengths_of_a_trained_checkpoint_have_the_quarter_that_reports_read(
 
 
 @pytest.mark.parametrize(("to", "lengths"), [("2x", ()), ("4x", ("--lengths", "48,64"))])
-def test_the_line_of_a_trained_checkpoint_is_judged_for_its_use_of_context(
+def test_the_line_of_a_trained_hf_model_is_judged_for_its_use_of_context(
     tmp_path: Path, arguments: list[str], command: Command, to: str, lengths: tuple[str, ...]
 ) -> None:
     done = command("extend", *arguments, "--to", to, *lengths)
@@ -265,7 +265,7 @@ def test_the_line_of_a_trained_checkpoint_is_judged_for_its_use_of_context(
 
 @pytest.mark.parametrize("key", ["eval.targets=3", "eval.lengths=[32]", "+eval.lengths=[32]"])
 @pytest.mark.parametrize("tokens", [(), ("--tokens", "2k")])
-def test_keys_of_what_is_scored_are_refused_for_a_checkpoint_as_for_a_run(
+def test_keys_of_what_is_scored_are_refused_for_an_hf_model_as_for_a_run(
     tmp_path: Path, command: Command, key: str, tokens: tuple[str, ...]
 ) -> None:
     results = tmp_path / "results"

@@ -102,7 +102,7 @@ def test_what_does_not_surely_beat_token_frequencies_has_no_verdict(results: Pat
 @pytest.mark.parametrize(
     ("documents", "targets", "is_judged"), [(20, 4096, True), (19, 4096, False), (20, 4095, False)]
 )
-def test_a_checkpoint_is_called_unlearned_only_from_enough_text(
+def test_an_hf_model_is_called_unlearned_only_from_enough_text(
     tmp_path: Path, documents: int, targets: int, is_judged: bool
 ) -> None:
     size = {"documents": documents, "targets": targets, "steps": 0}

@@ -159,7 +159,7 @@ def test_a_run_of_other_windows_is_left_out_and_a_depth_of_few_changes_no_number
 
 
 def test_the_page_has_a_table_beside_the_levels(results: Path, tmp_path: Path) -> None:
-    assert build_report(results).tables == [], "a checkpoint may be probed alone"
+    assert build_report(results).tables == [], "a Hugging Face model may be probed alone"
     for folder in (results, tmp_path / "alone"):
         add_run(folder, "rope", {128: 2.0, 256: 2.1})
     report, alone = build_report(results), build_report(tmp_path / "alone")

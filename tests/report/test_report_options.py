@@ -8,7 +8,7 @@ from support.commands import Command
 from support.results import add_run
 from support.tables import BREAKING, bits_at, labels, line_of, only, where
 
-from pe_bench.config.schema import CheckpointConfig, Config, EvalConfig
+from pe_bench.config.schema import Config, EvalConfig, HfModelConfig
 from pe_bench.errors import UserError
 from pe_bench.report.build import build_tables
 from pe_bench.report.groups import Selection, parse_by
@@ -112,7 +112,9 @@ def test_a_baselines_verdicts_are_corrected_over_the_lines_at_each_length(result
         build_tables(results, selection=Selection(baseline="rop"))
 
 
-def test_by_model_checkpoints_of_one_text_and_one_tokenizer_are_lines_of_one_table(tmp_path: Path) -> None:
+def test_by_model_hf_models_of_one_text_and_one_tokenizer_are_lines_of_one_table(
+    tmp_path: Path,
+) -> None:
     for name in ("base", "long"):
         names = {"model": f"hf:{name}", "tokenizer": name, "setting": name, "steps": 0}
         add_run(tmp_path, "rope", BREAKING, **names)
@@ -121,7 +123,7 @@ def test_by_model_checkpoints_of_one_text_and_one_tokenizer_are_lines_of_one_tab
     assert len(build_tables(tmp_path)) == 3
     alone, together = build_tables(tmp_path, selection=Selection(by=("model",)))
     assert labels(together) == ["rope of base (0.82M)", "rope of long (0.82M)"]
-    assert together.title[:3] == ["checkpoints", "stdlib", "their tokenizer"]
+    assert together.title[:3] == ["Hugging Face models", "stdlib", "their tokenizer"]
     assert labels(alone) == ["rope of other (0.82M)"]
 
 
@@ -288,16 +290,16 @@ def test_a_value_whose_validation_loss_is_no_number_is_never_the_best(report: Co
         assert f"alibi {kept} of 0.001, 0.003; rope {kept} of 0.001, 0.003" in said
 
 
-def test_an_evaluation_of_a_checkpoint_that_has_not_ended_is_shown_with_what_is_missing(
+def test_an_evaluation_of_an_hf_model_that_has_not_ended_is_shown_with_what_is_missing(
     tmp_path: Path, command: Command
 ) -> None:
     levels = {128: 3.0, 256: 3.1}
     run = add_run(tmp_path, "hf-llama", levels, model="hf:llama", label="rope", steps=0)
     (run / "result.json").unlink()
     options = {"name": "rope", "class": "pe_bench.encodings.rotary.rope:RoPE"}
-    checkpoint = CheckpointConfig("hf:some/llama", "1234", "max_position_embeddings", architecture="Llama")
+    hf_model = HfModelConfig("hf:some/llama", "1234", "max_position_embeddings", architecture="Llama")
     lengths = EvalConfig(lengths=[256, 512, 1024])
-    write_config(run, Config(options, eval=lengths, checkpoint=checkpoint))
+    write_config(run, Config(options, eval=lengths, hf_model=hf_model))
     where = ("--results-dir", str(tmp_path))
     for arguments in ((), ("hf:some/llama",), ("hf-llama",)):
         shown = command("report", *arguments, *where)

@@ -122,7 +122,7 @@ def test_controlled_lengths_are_twice_and_sixteen_times_the_training_length() ->
         ("none", [8, 16, 40], []),
     ],
 )
-def test_the_longest_length_of_a_hugging_face_model_gets_controls_too(
+def test_the_longest_length_of_an_hf_model_gets_controls_too(
     controls: str, lengths: list[int], expected: list[int]
 ) -> None:
     evaluation = EvalConfig(controls=controls)  # pyright: ignore[reportArgumentType]

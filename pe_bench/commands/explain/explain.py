@@ -95,7 +95,7 @@ def _find_runs_or_hf_model(names: Sequence[str], request: Evaluation) -> list[st
     """Return the folders of the runs with these names, or the name of the one Hugging Face model."""
     if any(map(is_hf_name, names)):
         text = ", ".join(names)
-        require(len(names) == 1, f"give one checkpoint at a time, not {text}")
+        require(len(names) == 1, f"give one Hugging Face model at a time, not {text}")
         return [*names]
     return [*without_tries(find_runs(names, request.results_dir, anywhere=True))]
 

@@ -306,10 +306,10 @@ class Measurements:
         rows = self._rows_of(series, protocol)
         trained = [row for row in self.as_trained(series) if row.protocol == protocol]
         first = [row for row in trained if row.length == self.length]
-        source = TableRows(rows, rows, rank_sets(rows), self._runs, MARGIN, self.length)
+        table_rows = TableRows(rows, rows, rank_sets(rows), self._runs, MARGIN, self.length)
         records = {}
         for length, rows_at in sorted(grouped(rows, lambda row: row.length).items()):
-            records[length] = make_record(rows_at, first, {}, source, has_verdict=True)
+            records[length] = make_record(rows_at, first, {}, table_rows, has_verdict=True)
         return records
 
     def difference_of_levels(self, claim: Claim, length: int) -> Number:

@@ -158,7 +158,7 @@ class Ledger:
     def _answer_by_sweep(self, study: Study, sweep: Sweep, claim: LedgerClaim) -> ClaimAnswer:
         scores = self._scores[study.name]
         tokens = study.tokens if sweep.after else sweep.tokens or study.tokens
-        if sweep.checkpoint:
+        if sweep.hf_model:
             tokens = 0
         asked = claim
         if not claim.than_sweep:
@@ -191,7 +191,7 @@ def is_tested_by(claim: LedgerClaim, study: Study, sweep: Sweep, own: Study | No
     if claim.kind in KINDS_OF_RESTORING and not study.explains:
         return False
     differs = any(text.startswith(("encoding.", "modifier", "tokenizer=")) for text in sweep.overrides)
-    if differs or sweep.parent_sweep or sweep.checkpoint:
+    if differs or sweep.parent_sweep or sweep.hf_model:
         return False
     tasks = {""}
     if own is not None:
@@ -209,8 +209,8 @@ def is_tested_by(claim: LedgerClaim, study: Study, sweep: Sweep, own: Study | No
 
 def model_of(study: Study, sweep: Sweep) -> str:
     """Return the name of a sweep's model size, or of its Hugging Face model."""
-    if sweep.checkpoint:
-        return sweep.checkpoint
+    if sweep.hf_model:
+        return sweep.hf_model
     name = "probe" if sweep.task else "tiny"
     for override in (*study.overrides, *sweep.overrides):
         if override.startswith("model="):

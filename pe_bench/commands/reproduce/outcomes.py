@@ -173,11 +173,11 @@ def count_stored_runs(study: Study) -> int:
 
     A Hugging Face model counts once for each encoding that it is scored with, as in `Study.n_runs`.
     """
-    checkpoints = {sweep.name for sweep in study.sweeps if sweep.checkpoint}
+    hf_models = {sweep.name for sweep in study.sweeps if sweep.hf_model}
     seeds_of_runs: dict[tuple[str, str], int] = {}
     for level in stored_levels(study):
         sweep, encoding = level["sweep"], level["encoding"]
-        if sweep not in checkpoints:
+        if sweep not in hf_models:
             encoding = encoding.partition(" -> ")[0]
         key = sweep, encoding
         seeds_of_runs[key] = max(seeds_of_runs.get(key, 0), int(level["seeds"]))
@@ -227,7 +227,7 @@ def _heading_lines(study: Study) -> Iterator[str]:
     data = ", ".join(dict.fromkeys(sources))
     yield f"{study.name}: {study.title}"
     yield study.source
-    is_trained = not any(sweep.checkpoint for sweep in study.sweeps)
+    is_trained = not any(sweep.hf_model for sweep in study.sweeps)
     begins = "trained at" if is_trained else "changes are from"
     seeds = f"seeds: {study.seeds}"
     yield f"{begins} {study.length} tokens, {seeds}, {data}"

@@ -1,6 +1,6 @@
 """The pieces of a study that are stored beside its file: the rows of their runs, without the runs.
 
-A piece is one encoding of one sweep with all its seeds, or a checkpoint under one encoding.
+A piece is one encoding of one sweep with all its seeds, or a Hugging Face model under one encoding.
 `configs/study/rows/NAME` has the form of a folder of results, with runs that have no weights, and
 `pieces.json` says which runs belong to which piece. A study that takes a day is made piece by piece, on
 several machines, and its claims, intervals and pictures are computed from what is stored.
@@ -128,7 +128,7 @@ class StoredPieces:
         pieces = self.still_in_study()
         study = self.study.name
         command = f"pe-bench reproduce {study} --write-table"
-        if any(sweep.checkpoint for sweep in self.study.sweeps):
+        if any(sweep.hf_model for sweep in self.study.sweeps):
             command += " --models MODELS"
         require(bool(pieces), f"no piece of {study} is stored: `{command}` makes and stores them")
         for piece in pieces:

@@ -6,7 +6,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pe_bench.commands.reproduce.checkpoints import require_hf_models, score_hf_model
+from pe_bench.commands.reproduce.hf_models import require_hf_models, score_hf_model
 from pe_bench.commands.reproduce.pieces import Piece, pieces_of
 from pe_bench.commands.reproduce.study import STDLIB, FinishedStep, ScoringStep, Study, Sweep
 from pe_bench.config.schema import Config
@@ -35,7 +35,7 @@ class StudyRuns:
         self.check()
         runs_of_sweeps: dict[str, Sequence[str]] = {"": ()}
         for sweep in self.study.sweeps:
-            if sweep.checkpoint:
+            if sweep.hf_model:
                 yield self._score_hf_model(sweep, sweep.scored_with)
                 continue
             trained = self._train_sweep(sweep, runs_of_sweeps[sweep.parent_sweep])
@@ -59,7 +59,7 @@ class StudyRuns:
         """Make the runs of one piece that are not stored, and return its steps; finished work is reused."""
         plain = replace(piece, runs=())
         sweep = next(each for each in self.study.sweeps if plain in pieces_of(self.study, each))
-        if sweep.checkpoint:
+        if sweep.hf_model:
             others = [] if piece.encoding in sweep.encodings else [piece.encoding]
             return [self._score_hf_model(sweep, others)]
         one = replace(sweep, encodings=[piece.encoding])

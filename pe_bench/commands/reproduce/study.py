@@ -48,7 +48,7 @@ class Sweep:
     after: str = ""  # an earlier sweep of one encoding, whose runs are trained further (`train.from`)
     beside: str = ""  # an earlier sweep of one encoding, with whose runs these are compared (`train.beside`)
     # The folder of a Hugging Face model, which is scored and not trained; `encodings` then has its own one.
-    checkpoint: str = ""
+    hf_model: str = ""
     scored_with: list[str] = field(default_factory=list)  # further encodings to score that model under
     get: str = ""  # a command that makes that folder
 
@@ -180,7 +180,7 @@ class Study:
             yield from ("data=files", f"data.path={quote(self.text)}")
         max_length = f"eval.max_length={lengths[-1]}"
         overrides = (*self.overrides, *sweep.overrides)
-        if sweep.checkpoint:
+        if sweep.hf_model:
             yield from (scored_lengths, max_length, *overrides)
             return
         if is_quick:
@@ -238,16 +238,16 @@ def _check_study(study: Study) -> None:
         message = f"the sweep '{sweep.name}' needs an earlier one, and '{sweep.parent_sweep}' is none"
         require(sweep.parent_sweep in earlier, message)
         earlier.append(sweep.name)
-        message = f"the sweep '{sweep.name}' has scored_with or get, which only a checkpoint has"
+        message = f"the sweep '{sweep.name}' has scored_with or get, which only a Hugging Face model has"
         is_complete = not (sweep.scored_with or sweep.get)
-        require(bool(sweep.checkpoint) or is_complete, message)
+        require(bool(sweep.hf_model) or is_complete, message)
         encodings = len(sweep.encodings)
-        message = f"the checkpoint {sweep.checkpoint} has one encoding of its own, not {encodings}"
-        require(not sweep.checkpoint or encodings == 1, message)
+        message = f"the Hugging Face model {sweep.hf_model} has one encoding of its own, not {encodings}"
+        require(not sweep.hf_model or encodings == 1, message)
         message = (
             f"explains: explain reads runs that were trained on text, and the sweep '{sweep.name}' has none"
         )
-        is_trained_on_text = not (sweep.checkpoint or sweep.task)
+        is_trained_on_text = not (sweep.hf_model or sweep.task)
         require(is_trained_on_text or not study.explains, message)
     for claim in study.claims:
         check_claim(claim)

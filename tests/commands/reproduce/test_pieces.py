@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.checkpoints import write_checkpoint
 from support.commands import Command
+from support.hf_models import write_hf_model
 
 from pe_bench.commands.reproduce.budgets import (
     BudgetResult,
@@ -190,8 +190,8 @@ def test_a_claim_about_a_change_needs_a_study_that_explains(study: Study) -> Non
         read_study("toy", [study.path.parent.parent])
 
 
-def test_a_study_that_explains_answers_or_checkpoints_is_refused(folder: Path) -> None:
-    for sweep in ("task: mqar, encodings: [rope]", "checkpoint: model, encodings: [rope]"):
+def test_a_study_that_explains_answers_or_hf_models_is_refused(folder: Path) -> None:
+    for sweep in ("task: mqar, encodings: [rope]", "hf_model: model, encodings: [rope]"):
         path = folder / "own" / "study" / "toy.yaml"
         path.parent.mkdir(parents=True, exist_ok=True)
         head = TOY.partition("sweeps:")[0]
@@ -282,7 +282,7 @@ def test_a_second_piece_keeps_what_an_earlier_one_stored_of_the_same_run(
 
 
 REAL = """\
-title: A toy checkpoint
+title: A toy model
 question: does it break?
 source: nobody
 minutes: 1
@@ -292,7 +292,7 @@ times: [0.25, 1, 2]
 overrides: [eval.targets=4]
 sweeps:
   - name: tiny
-    checkpoint: llama
+    hf_model: llama
     encodings: [rope]
     scored_with: [yarn factor=2]
     get: make MODELS/llama
@@ -304,15 +304,15 @@ claims:
 
 @pytest.fixture
 def real(folder: Path) -> Study:
-    """Write a study of a checkpoint that is in `folder/models`, and return the study with its text."""
+    """Write a study of a Hugging Face model in `folder/models`, and return the study with its text."""
     path = folder / "own" / "study" / "toy.yaml"
     path.parent.mkdir(parents=True)
     path.write_text(REAL)
-    write_checkpoint(folder / "models" / "llama", "llama")
+    write_hf_model(folder / "models" / "llama", "llama")
     return replace(read_study("toy", [folder / "own"]), text=str(folder / "corpus"))
 
 
-def test_a_checkpoint_under_one_encoding_is_a_piece_that_is_judged_without_the_checkpoint(
+def test_an_hf_model_under_one_encoding_is_a_piece_that_is_judged_without_the_model(
     command: Command, real: Study, folder: Path
 ) -> None:
     models = ("--models", str(folder / "models"))
@@ -337,8 +337,8 @@ def test_a_checkpoint_under_one_encoding_is_a_piece_that_is_judged_without_the_c
     assert again.code == 2 and not Path("results/runs").exists()
 
 
-def test_a_study_of_a_checkpoint_says_how_to_get_it_and_has_no_toy(
-    command: Command, real: Study, study_without_checkpoints: list[str], folder: Path
+def test_a_study_of_an_hf_model_says_how_to_get_it_and_has_no_toy(
+    command: Command, real: Study, study_without_hf_models: list[str], folder: Path
 ) -> None:
     unnamed = command(*arguments(real), "threads=1")
     assert (
@@ -349,11 +349,13 @@ def test_a_study_of_a_checkpoint_says_how_to_get_it_and_has_no_toy(
     assert absent.code == 2 and f"{folder / 'none' / 'llama'} is no folder: get it with" in absent.line
     toy = command(*arguments(real), "--quick", "--models", str(folder / "models"))
     assert toy.code == 2 and "toy scores llama: leave it out" in toy.line
-    other = command(*study_without_checkpoints, "--models", str(folder / "models"))
-    assert other.code == 2 and "--models has no effect on plain, which has no checkpoints" in other.line
+    other = command(*study_without_hf_models, "--models", str(folder / "models"))
+    assert (
+        other.code == 2 and "--models has no effect on plain, which has no Hugging Face models" in other.line
+    )
     for before, after, said in (
         ("encodings: [rope]", "encodings: [rope, nope]", "llama has one encoding of its own, not 2"),
-        ("checkpoint: llama", "tokens: 64", "has scored_with or get, which only a checkpoint has"),
+        ("hf_model: llama", "tokens: 64", "has scored_with or get, which only a Hugging Face model has"),
     ):
         real.path.write_text(REAL.replace(before, after))
         with pytest.raises(UserError, match=said):
@@ -362,8 +364,8 @@ def test_a_study_of_a_checkpoint_says_how_to_get_it_and_has_no_toy(
 
 
 @pytest.fixture
-def study_without_checkpoints(real: Study) -> list[str]:
-    """Write a study that trains its runs beside one of a checkpoint; return the arguments that name it."""
+def study_without_hf_models(real: Study) -> list[str]:
+    """Write a study without Hugging Face models beside `real`; return the arguments that name it."""
     (real.path.parent / "plain.yaml").write_text(TOY)
     return ["reproduce", "plain", *arguments(real)[2:]]
 
@@ -410,7 +412,7 @@ def test_the_orders_after_two_budgets_are_compared_by_kendalls_tau() -> None:
     assert budget_agreements(late)[0].smaller == 2_048_000, "at 512,000 tokens only one has learned"
 
 
-def test_changes_of_a_checkpoint_are_from_the_length_of_the_study_below_its_training_length(
+def test_changes_of_an_hf_model_are_from_the_length_of_the_study_below_its_training_length(
     command: Command, real: Study, folder: Path
 ) -> None:
     text = real.path.read_text().partition("claims:")[0]

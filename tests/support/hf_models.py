@@ -1,4 +1,4 @@
-"""Tiny random checkpoints of other people's architectures, in a folder."""
+"""Tiny random Hugging Face models of other people's architectures, in a folder."""
 
 import json
 from collections.abc import Sequence
@@ -86,7 +86,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
 }
 
 
-def write_checkpoint(folder: Path, architecture: str, seed: int = 0, **changes: Any) -> Path:
+def write_hf_model(folder: Path, architecture: str, seed: int = 0, **changes: Any) -> Path:
     """Write a random model with a byte tokenizer, and return its folder."""
     with quiet() as transformers:
         config = transformers.AutoConfig.for_model(architecture, **ARCHITECTURES[architecture] | changes)
@@ -112,7 +112,7 @@ def opened(
     train_length: int | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> Opened:
-    """Open a checkpoint. train_length: what is measured against; by default what its configuration says."""
+    """Open a Hugging Face model. train_length: by default, the length that its configuration says."""
     source = read_source(f"hf:{folder}") if is_checked else Source(f"hf:{folder}", folder)
     config = load_config(source)
     found = train_length_of(config)

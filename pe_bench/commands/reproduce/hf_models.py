@@ -13,17 +13,18 @@ def require_hf_models(study: Study, models: Path | None) -> None:
 
     The error says how to get the model. A folder is an error too if the study has no such model.
     """
-    sweeps = [sweep for sweep in study.sweeps if sweep.checkpoint]
+    sweeps = [sweep for sweep in study.sweeps if sweep.hf_model]
     require(
-        bool(sweeps) or models is None, f"--models has no effect on {study.name}, which has no checkpoints"
+        bool(sweeps) or models is None,
+        f"--models has no effect on {study.name}, which has no Hugging Face models",
     )
     for sweep in sweeps:
         way_out = f"get it with `{sweep.get}`, where MODELS is that folder" if sweep.get else "put it there"
-        needs = f"{study.name} needs the checkpoint {sweep.checkpoint}"
+        needs = f"{study.name} needs the Hugging Face model {sweep.hf_model}"
         require(models is not None, f"{needs} in a folder that --models names: {way_out}")
         assert models is not None
-        is_there = (models / sweep.checkpoint).is_dir()
-        require(is_there, f"{needs}, and {models / sweep.checkpoint} is no folder: {way_out}")
+        is_there = (models / sweep.hf_model).is_dir()
+        require(is_there, f"{needs}, and {models / sweep.hf_model} is no folder: {way_out}")
 
 
 def score_hf_model(
@@ -52,8 +53,8 @@ def score_hf_model(
         reference=study.length,
         overrides=(*study.shared_overrides(sweep), *machine),
     )
-    say(f"{study.name} {sweep.checkpoint}: {', '.join(scored_with) or 'unchanged'}")
-    scored = prepare(f"hf:{models / sweep.checkpoint}", request, waits=say).score()
+    say(f"{study.name} {sweep.hf_model}: {', '.join(scored_with) or 'unchanged'}")
+    scored = prepare(f"hf:{models / sweep.hf_model}", request, waits=say).score()
     if scored.failure:
         raise RunError(scored.failure)
     return FinishedStep(sweep.name, (scored.path.name,), {row.key for row in scored.scored})
