@@ -419,6 +419,8 @@ def import_runs(
     runs that were copied and of those that existed, and why others were refused.
 
     results_dir DIR: The folder of runs and results.csv.
+
+    Raises `UserError` (a `ValueError`) for a folder without runs.
     """
     from pe_bench.errors import require
     from pe_bench.runs.importing import import_runs

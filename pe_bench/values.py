@@ -149,6 +149,7 @@ def _convert(value: Any, kind: Any) -> Any:
 
 
 def _convert_scalar(value: Any, kind: type) -> Any:
+    """Convert a value to `kind`: str, int or float. Raise `ValueError` for a value of another type."""
     if kind is str and isinstance(value, str):
         return str(value)
     if isinstance(value, bool) or not isinstance(value, (int, float)):

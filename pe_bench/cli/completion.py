@@ -11,10 +11,10 @@ LISTS = (*GROUP_LISTS, "keys", "runs", "studies")
 PLAIN_NAME = re.compile(r"[\w.+-]+")
 
 
-def _matching_names(group: str, begun: str) -> list[str]:
+def _names_starting_with(group: str, start: str) -> list[str]:
     from pe_bench.config.groups import names_in
 
-    return [name for name in names_in(group) if name.startswith(begun)]
+    return [name for name in names_in(group) if name.startswith(start)]
 
 
 def complete_run(ctx: typer.Context, incomplete: str) -> list[str]:
@@ -37,7 +37,7 @@ def complete_override(ctx: typer.Context, incomplete: str) -> list[str]:
 
 def complete_inspected(ctx: typer.Context, incomplete: str) -> list[str]:
     """Complete an argument of `check`: an encoding or KEY=VALUE."""
-    names = _matching_names("encoding", incomplete)
+    names = _names_starting_with("encoding", incomplete)
     if "=" in incomplete or "." in incomplete:
         names += complete_override(ctx, incomplete)
     return names
@@ -57,8 +57,8 @@ COMPLETIONS: dict[str, Callable[..., list[str]]] = {
     "KEY=VALUE": complete_override,
     "NAME|FILE.py:CLASS|KEY=VALUE": complete_inspected,
     "NAME|FILE.py:CLASS|RUN|KEY=VALUE": complete_shown,
-    "NAME|KEY=VALUE": lambda incomplete: _matching_names("study", incomplete),
-    "NAME,NAME": lambda incomplete: _matching_names("encoding", incomplete),
+    "NAME|KEY=VALUE": lambda incomplete: _names_starting_with("study", incomplete),
+    "NAME,NAME": lambda incomplete: _names_starting_with("encoding", incomplete),
     "LIST": lambda incomplete: [name for name in LISTS if name.startswith(incomplete)],
 }
 
@@ -73,7 +73,7 @@ def complete_word(incomplete: str, chosen: Sequence[str] = ()) -> list[str]:
     key, equals, value = incomplete.partition("=")
     if equals and key in GROUPS:
         begun = re.split(r"[,\[]", value)[-1]
-        return [f"{incomplete.removesuffix(begun)}{name}" for name in _matching_names(key, begun)]
+        return [f"{incomplete.removesuffix(begun)}{name}" for name in _names_starting_with(key, begun)]
     is_option = incomplete.startswith(("encoding.", "task."))
     keys = option_keys(chosen) if is_option else plain_keys()
     return sorted({f"{key}=" for key in keys if key.startswith(incomplete)})

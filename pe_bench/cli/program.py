@@ -73,6 +73,7 @@ def run(arguments: list[str]) -> int:
 
 
 def _print_failure(message: str, code: int) -> int:
+    """Print the message of an error on one line, and return the exit code `code`."""
     line = f"pe-bench: {' '.join(message.split())}"
     say(line)
     if rank() > 0 and code == 1:  # `say` prints only in the first of torchrun's processes

@@ -105,6 +105,7 @@ def probe(
 def _print_probes(
     scored: Sequence["Run"], failures: Sequence[str], results_dir: Path, *, as_json: bool
 ) -> None:
+    """Print the tables of probed runs, or one JSON document, which has the messages `failures` too."""
     from pe_bench.report.build import probes_of_rows
     from pe_bench.report.probes import show_probes
 

@@ -202,8 +202,8 @@ class Evaluation:
 class Probing(Evaluation):
     """The options of a call of `probe`. Raises `UserError` for values that no probe has."""
 
-    depths: int | None = None  # number
-    windows: int | None = None  # number
+    depths: int | None = None  # the number of depths
+    windows: int | None = None  # the number of windows at each length and depth
     task: str | None = None  # the kind of a Hugging Face model's prompts
 
     def __post_init__(self) -> None:
@@ -248,7 +248,7 @@ class PreparedScoring:
 
     folder: Path  # the folder of the run
     config: Config  # its own, with the changes of the call
-    planner: Planner
+    planner: Planner  # makes the plans of its scores
     others: Sequence[OtherEncoding]  # encodings under which its weights are scored too
     results_dir: Path
     judge: Path | None = None  # the run that chooses key targets
@@ -370,7 +370,10 @@ def prepare(
 
 
 def _config_of_run(run: Path, request: Evaluation, section: EvalConfig | None) -> Config:
-    """Return a run's configuration with the changes of a request, checked like any configuration."""
+    """Return a run's configuration with the changes of a request, checked like any configuration.
+
+    section: as in `prepare`. Raises `UserError`.
+    """
     trained = read_config(run)
     task = trained.task["name"] if trained.task is not None else ""
     message = f"a probe needs text, and {run} answers task={task}: score it with pe-bench eval"
@@ -388,6 +391,7 @@ def _config_of_run(run: Path, request: Evaluation, section: EvalConfig | None) -
 
 
 def _config_of_hf_model(name: str, request: Evaluation) -> Config:
+    """Return the configuration to score a Hugging Face model, such as hf:FOLDER. Raises `UserError`."""
     reference = request.reference
     if reference is not None:
         reference = check_type(reference, AtLeast2, "--reference")
@@ -446,7 +450,7 @@ def score_finished(
     The rows of a run in `results_dir` are added to its results.csv. A scored Hugging Face model becomes a
     finished run. judge: the run whose scores choose the key targets; if the loaded model is this run, it is
     not scored on the key targets, because they would flatter it. waits: called with a message before this
-    waits for another process; with None, that is an error.
+    waits for another process; with None, such a process is an error. Raises `UserError`, `RunError`.
     """
     job, plans, trained = loaded
     run = job.folder

@@ -249,7 +249,7 @@ class StageJobs:
     def _jobs(self, key: str, tokens: int) -> list[PlannedJob]:
         """Return jobs with the runs' own encoding.
 
-        key: the key that names a job's run, such as `train.from`.
+        key: the key that names a job's run, such as `train.from`. tokens: the training tokens of a job.
         """
         train = self.config.train
         windows = max(1, round(train.batch_tokens / self.length))
@@ -332,7 +332,7 @@ def _score_untrained(
 ) -> list[Row]:
     """Score the runs unchanged and with each encoding at the lengths of the request; return all rows.
 
-    is_trained: pass over encodings that cannot be scored without training.
+    is_trained: pass over encodings that cannot be scored without training. Raises `UserError`, `RunError`.
     """
     config = read_config(runs[0])
     scored_with: list[Requested] = []

@@ -135,6 +135,7 @@ def _finish_in_processes(job: Job, processes: int, bars: Bars, waits: Callable[[
 def _finish_in_process(
     config: Config, bars: Bars, waits: Callable[[str], None] | None, cost_listener: CostListener | None
 ) -> None:
+    """Do the work of one process of `_finish_in_processes`; bars and waits are as in `finish`."""
     planner = make_plans if rank() == 0 else _no_plans
     job, plans = prepare(config, planner)
     with report_cost_to(cost_listener):

@@ -80,7 +80,10 @@ def value_texts(overrides: Sequence[str]) -> dict[str, str | None]:
 
 
 def overrides_in(text: str) -> list[str]:
-    """Return the overrides of a text such as `rope base=500000`, `my.py:RootBias` or `rope+logn`."""
+    """Return the overrides of a text such as `rope base=500000`, `my.py:RootBias` or `rope+logn`.
+
+    Raises `UserError`.
+    """
     words = OVERRIDE_WORD.findall(text)
     require(bool(words), f"'{text}' names no encoding; say my.py:RootBias, 'rope base=500000' or rope+logn")
     name, *options = words

@@ -281,7 +281,10 @@ def print_config(overrides: Sequence[str], search: Sequence[Path]) -> None:
 
 @contextmanager
 def _hydra(search: Sequence[Path] = ()) -> Iterator[Any]:
-    """Provide a Hydra with the files of pe-bench and of the folders `search`, also inside a job of Hydra."""
+    """Provide a Hydra with the files of pe-bench and of the folders `search`, also inside a job of Hydra.
+
+    Raises `UserError` if one of `search` is no folder.
+    """
     from hydra import version
     from hydra._internal.hydra import Hydra
     from hydra._internal.utils import create_config_search_path
@@ -382,7 +385,10 @@ RESOLVERS: dict[str, Callable[..., Any]] = {
 
 
 def _plain_values(composed: Any, search: Sequence[Path] = ()) -> dict[str, Any]:
-    """Resolve interpolations; each part of the encoding gets a list of its derived options."""
+    """Return a composed configuration as plain values, without interpolations. Raises `UserError`.
+
+    Each part of the encoding gets the lists of `_mark_derived`.
+    """
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
@@ -406,7 +412,10 @@ def _plain_values(composed: Any, search: Sequence[Path] = ()) -> dict[str, Any]:
 
 
 def _with_nested(encoding: Mapping[str, Any], search: Sequence[Path], prefix: str) -> dict[str, Any]:
-    """Complete the encodings inside the options of an encoding. Raises `UserError`."""
+    """Complete the encodings inside the options of an encoding. Raises `UserError`.
+
+    prefix: the key that has the encoding, for messages.
+    """
     values = dict(encoding)
     for option, value in encoding.items():
         if isinstance(value, str) and value.startswith("{"):
@@ -419,7 +428,10 @@ def _with_nested(encoding: Mapping[str, Any], search: Sequence[Path], prefix: st
 
 
 def _named_part(values: Mapping[str, Any], search: Sequence[Path], prefix: str) -> dict[str, Any]:
-    """Return the named encoding with the other values as its options and modifiers."""
+    """Return the encoding named in `values`, with the other values as its options and modifiers.
+
+    prefix: the key that has the values, for messages. Raises `UserError`.
+    """
     part = _chosen_part("encoding", str(values["name"]), search)
     modifiers = values.get("modifiers") or {}
     require(isinstance(modifiers, dict), f"{prefix}.modifiers must be a mapping such as {{logn: {{}}}}")
@@ -442,7 +454,10 @@ def _chosen_part(group: str, typed: str, search: Sequence[Path]) -> dict[str, An
 
 
 def _with_options(part: Mapping[str, Any], options: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    """Return a part with other values of options. Raise `UserError` for an option that it lacks."""
+    """Return a part with other values of options. Raise `UserError` for an option that it lacks.
+
+    prefix: the key that has the part, for messages.
+    """
     for option in options:
         if option not in part:
             known = keys_in(part, f"{prefix}.")

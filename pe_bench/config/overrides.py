@@ -99,7 +99,7 @@ def escape_interpolations(value: Any) -> Any:
 
 
 def overrides_of(key: str, value: Any) -> Iterator[str]:
-    """Yield the override KEY=VALUE, or an override for each key of a mapping."""
+    """Yield the override KEY=VALUE, or an override for each key of a mapping. Raises `UserError` for {}."""
     if isinstance(value, Mapping):
         require(
             bool(value), f"{key} is an empty dictionary, which sets nothing: leave it out, or say {key}.KEY"
@@ -255,6 +255,7 @@ def user_error_behind(error: BaseException | None) -> UserError | None:
 
 
 def _explained_error(error: Exception, overrides: Sequence[str], search: Sequence[Path]) -> UserError:
+    """Return an error of Hydra or OmegaConf, raised for these overrides, in words for people."""
     text = str(error)
     if unread := getattr(error, "override", None):
         key = parse_override(str(unread)).key

@@ -62,7 +62,10 @@ def _with_home_folders(config: Config) -> Config:
 
 
 def _parse(kind: type[Any], values: Any, prefix: str = "") -> Any:
-    """Convert plain values to a dataclass: the configuration, or a section with a prefix such as `train.`."""
+    """Convert plain values to a dataclass: the configuration, or a section with a prefix such as `train.`.
+
+    Raises `UserError`.
+    """
     hints = typing.get_type_hints(kind, include_extras=True)
     fields = [name for name in kind.__match_args__ if name != "search"]
     names = {KEY_OF_FIELD.get(name, f"{prefix}{name}"): name for name in fields}

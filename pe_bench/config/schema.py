@@ -103,7 +103,7 @@ class DataConfig:
 
 @dataclass(frozen=True)
 class TokenizerConfig:
-    """The section `tokenizer`: how text becomes tokens."""
+    """The section `tokenizer`: how text becomes tokens. configs/tokenizer/*.yaml explain each key."""
 
     kind: Literal["bytes", "bpe", "hub", "file"] = "bytes"
     name: str | None = None
@@ -237,7 +237,7 @@ def largest_power_of_two(most: int) -> int:
 class ReportConfig:
     """The section `report`: how results are judged."""
 
-    margin: float = MARGIN
+    margin: float = MARGIN  # a change of up to this many bits per byte counts as none
 
 
 # The version of a Hugging Face model's identity: raised when the same files get other scores than before.
@@ -362,6 +362,7 @@ def _check_part(part: Mapping[str, Any], key: str) -> None:
 
 
 def _check_name(name: Any, key: str) -> None:
+    """Raise `UserError` for the name of an encoding or a modifier that cannot be in a folder's name."""
     if not (isinstance(name, str) and NAME.fullmatch(name)):
         message = f"{key} must be letters, digits and the signs . + - _, not {shown(name)}"
         raise UserError(f"{message}: it names the run's folder")

@@ -81,7 +81,10 @@ def plan_job(
 
 
 def _options_of_keys(overrides: Sequence[str], search: Sequence[Path]) -> list[list[str]]:
-    """Return, for each key, its overrides with one value each; the last override of a key counts."""
+    """Return, for each key, its overrides with one value each; the last override of a key counts.
+
+    Raises `UserError`.
+    """
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
     options_of_keys: dict[str, list[str]] = {}
@@ -207,7 +210,10 @@ def read_sweep(overrides: Sequence[str], search: Sequence[Path]) -> HydraSweep:
 
 
 def _overrides_with_one_value(override: Any, search: Sequence[Path]) -> list[str]:
-    """Split an override with several values into overrides with one value each."""
+    """Split an override with several values into overrides with one value each.
+
+    override: as Hydra's parser returns it. Raises `UserError` for an override without values.
+    """
     from hydra.core.override_parser.types import Glob
 
     pattern = override.value()

@@ -17,7 +17,7 @@ OFFLINE_HINT = "use data=stdlib, or data=files data.path=DIR"
 def read(config: DataConfig, byte_budget: int | None) -> tuple[list[Document], list[Document] | None]:
     """Return a Hub dataset's documents: of the split `train`, and of `validation`, or None without it.
 
-    With a budget the dataset is streamed, so only the used part is fetched.
+    With a budget in bytes the dataset is streamed, so only the used part is fetched. Raises `UserError`.
     """
     import datasets
 
@@ -59,7 +59,10 @@ def hub_errors(what: str, instead: str) -> Iterator[None]:
 
 
 def _documents(rows: Iterable[dict[str, Any]], split: str, config: DataConfig) -> Iterator[Document]:
-    """Yield the documents of a dataset's rows; WikiText's rows are joined to articles."""
+    """Yield the documents of a dataset's rows; WikiText's rows are joined to articles.
+
+    split: the name of the rows' split. Raises `UserError` for rows without text.
+    """
     where = f"data.path={config.path}, split {split},"
     names = getattr(rows, "column_names", None)
     if (

@@ -55,9 +55,9 @@ class Data:
 
     name: str
     hash: str
-    tokenizer: str
+    tokenizer: str  # the label of the tokenizer
     vocabulary: tuple[str, ...]  # the text of every id
-    end_of_text: int
+    end_of_text: int  # the id of the token at the end of a text
     train: Split
     validation: Split
     task: Task | None = None  # a task, with examples in place of text
@@ -191,6 +191,7 @@ def _pack_sides(
 
 
 def _make_tokenizer(config: TokenizerConfig, train: list[Document], folder: Path) -> Tokenizer:
+    """Return the tokenizer; one of the kind `bpe` is trained on `train`, and written into `folder`."""
     if config.kind == "bytes":
         return tokenizers.ByteTokenizer()
     if config.kind == "file":
@@ -203,6 +204,10 @@ def _make_tokenizer(config: TokenizerConfig, train: list[Document], folder: Path
 def _pack_side(
     folder: Path, side: str, documents: list[Document], tokenizer: Tokenizer, with_ends: bool
 ) -> None:
+    """Write the arrays of a `Split` into `folder`, in files whose names begin with `side`.
+
+    with_ends: write `byte_ends` too.
+    """
     dtype = np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32
     texts = (document.text for document in documents)
     ids = [np.empty(0, dtype)]
@@ -220,6 +225,7 @@ def _pack_side(
 
 
 def _open_side(folder: Path, side: str) -> Split:
+    """Return the training or the validation documents, by `side`, that `_pack_side` wrote into `folder`."""
     names = ["tokens", "starts"]
     if side == "validation":
         names.append("byte_ends")

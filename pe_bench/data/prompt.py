@@ -150,7 +150,7 @@ def vt(rng: np.random.Generator, size: int) -> Prompt:
 
 
 def _variable_tracking(rng: np.random.Generator, size: int) -> Prompt:
-    """Return the prompt of `vt` without the example before it."""
+    """Return the prompt of `vt` without the example before it, with `size` filler sentences."""
     names = _random_words(rng, VARIABLES, 5, "A")
     number = int(rng.integers(10_000, 100_000))
     values = [str(number), *(f"VAR {name}" for name in names)]

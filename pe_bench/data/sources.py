@@ -131,6 +131,11 @@ def files_in(folder: Path) -> list[Path]:
 
 
 def _documents_in(path: Path, name: str, config: DataConfig) -> Iterator[Document]:
+    """Yield the document of a text file, or the documents in the rows of a JSON or Parquet file.
+
+    name: the name of the file in the names of documents. Raises `UnreadableError`, or `UserError` for a row
+    without text.
+    """
     kind = f"{config.encoding} text"
     rows = None
     if path.name.endswith((".json", ".jsonl", ".jsonl.gz")):
@@ -171,7 +176,7 @@ def _parquet_rows(path: Path, text_column: str) -> Iterator[dict[str, Any]]:
 
 
 def _json_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a file of JSON lines, or of a JSON list of rows."""
+    """Yield the rows of a file of JSON lines, or of a JSON list of rows. Raises `ValueError`."""
     open_text = gzip.open if path.suffix == ".gz" else open
     with open_text(path, "rt", encoding="utf-8-sig") as file:
         is_list = file.read(1) == "["

@@ -155,7 +155,10 @@ def byte_ends(text: bytes, character_ends: np.ndarray) -> np.ndarray:
 
 
 def train_bpe(texts: Iterable[bytes], config: TokenizerConfig, path: Path) -> SubwordTokenizer:
-    """Train a byte-level BPE on the training documents; write it to `path` as the library's JSON."""
+    """Train a byte-level BPE on the training documents; write it to `path` as the library's JSON.
+
+    Raises `UserError` for a vocabulary that is too small.
+    """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     size = config.vocab_size or DEFAULT_VOCABULARY

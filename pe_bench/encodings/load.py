@@ -150,7 +150,10 @@ def opened_later(encoding_class: type) -> list[Path]:
 
 
 def _load_file(path: Path) -> LoadedFile:
-    """Return the module of a file; a process runs the file once for each version of its content."""
+    """Return the module of a file; a process runs the file once for each version of its content.
+
+    Raises `UserError` for code that raises an error.
+    """
     versions = _LOADED.setdefault(path, [])
     for version in versions:
         if digest(path, version.loaded_folder.opened) == version.sha256:

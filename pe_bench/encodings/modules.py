@@ -223,7 +223,7 @@ class _Finder:
 
 
 def _spec_in_folders(name: str, folders: Sequence[str]) -> ModuleSpec | None:
-    """Return the specification of a private name in one of the folders, read anew."""
+    """Return the specification of a private name in one of the folders, read anew; None without one."""
     found = None
     for folder in folders:
         # A new finder each time: a `FileFinder` caches its folder, and misses younger files.

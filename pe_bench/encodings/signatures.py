@@ -125,7 +125,7 @@ def _complete_nested(values: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def _module_file(module: str, folder: Path) -> Path:
-    """Return the file of a module of pe-bench, or of a module in `folder`."""
+    """Return the file of a module of pe-bench, or of a module in `folder`. Raises `UnreadableError`."""
     first, *rest = module.split(".")
     package = PACKAGE_FOLDER if first == PACKAGE_FOLDER.name else folder / first
     stem = package.joinpath(*rest)
@@ -142,7 +142,10 @@ def _parse_source(file: Path, changed: int) -> ast.Module:
 
 
 def _find_class(name: str, file: Path) -> tuple[ast.ClassDef, Path]:
-    """Return the definition of a class and the file that has it: this file, or one that it imports from."""
+    """Return the definition of a class and the file that has it: this file, or one that it imports from.
+
+    Raises `UnreadableError` if no such file has the class.
+    """
     for node in ast.walk(_parse_source(file, file.stat().st_mtime_ns)):  # outer definitions come first
         if isinstance(node, ast.ClassDef) and node.name == name:
             return node, file
@@ -188,7 +191,7 @@ def _options_in_source(file: Path, name: str) -> list[Option]:
 
 
 def _parameters(arguments: ast.arguments) -> Iterator[Parameter]:
-    """Yield each parameter of a constructor but `self`."""
+    """Yield each parameter of a constructor but `self`. Raises `UnreadableError`."""
     if arguments.vararg or arguments.kwarg or arguments.posonlyargs:
         raise UnreadableError
     named = [*arguments.args, *arguments.kwonlyargs][1:]
@@ -223,7 +226,7 @@ def option_of(argument: str) -> str:
 
 
 def defaults_of(encoding_class: type) -> dict[str, Any]:
-    """Return the options of a loaded class, and their defaults."""
+    """Return the default of each option of a loaded class, `MISSING` if it has none. Raises `UserError`."""
     import inspect
 
     defaults: dict[str, Any] = {}

@@ -16,7 +16,10 @@ NEVER_LOCAL = {"", *sys.stdlib_module_names, "pe_bench"}
 
 
 def find_file(location: str, search: Sequence[Path]) -> Path:
-    """Find the file of a custom encoding in the working folder or in the folders of `search`."""
+    """Find the file of a custom encoding in the working folder or in the folders of `search`.
+
+    location: the path in `location:Class`. Raises `UserError` for a missing file.
+    """
     location = os.path.expanduser(location)
     folders = [Path()]
     for folder in search:

@@ -126,7 +126,7 @@ class PartSpec:
         return {name: value for name, value in self.options.items() if name in chosen}
 
     def build(self, n_layers: int) -> PositionalEncoding:
-        """Build the encoding of a model, without its modifiers."""
+        """Build the encoding of a model, without its modifiers. Raises `UserError`."""
         encoding = self.encoding_class
         builders = {option: spec.build for option, spec in self.nested.items()}
         values = self.options | builders

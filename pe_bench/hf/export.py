@@ -166,7 +166,7 @@ def _rope_parameters(spec: EncodingSpec, part: LayerEncoding, train_length: int)
 
 
 def _rope_type_and_options(part: LayerEncoding, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the type of a rotation in transformers, with its options there."""
+    """Return the type of a rotation in transformers, with its options there. Raises `UserError`."""
     factor = options["factor"]
     width = options.get("d_head", 0)
     stretched = {"factor": factor, "original_max_position_embeddings": options["train_length"]}

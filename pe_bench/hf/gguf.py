@@ -62,7 +62,10 @@ def configuration_of_gguf(file: Path) -> tuple[Path, Weights]:
 
 
 def _write_description(file: Path, folder: Path, transformers: Any) -> dict[str, Any]:
-    """Write a file's configuration and tokenizer to a folder; return `rounding` and `count` of `Weights`."""
+    """Write a file's configuration and tokenizer to a folder; return `rounding` and `count` of `Weights`.
+
+    Raises `UserError` for a file that transformers cannot read.
+    """
     reader = _open_gguf(file)
     architecture = _text_of_key(reader, "general.architecture")
     scaling = _text_of_key(reader, f"{architecture}.rope.scaling.type")

@@ -245,7 +245,7 @@ def load_hf_model(config: Config, planner: Planner) -> tuple[Job, list[Plan]]:
 
 
 def _plain_tokens(tokens: Sequence[int]) -> int | list[int] | None:
-    """Return the first tokens of a text as a configuration has them: a single token as a number."""
+    """Return the first tokens of a text as a configuration has them: a list, a single number or None."""
     if len(tokens) > 1:
         return [*tokens]
     return tokens[0] if tokens else None

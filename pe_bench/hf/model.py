@@ -111,6 +111,8 @@ class HuggingFaceModel(LanguageModel):
         """Return the normed output of the last layer for the tokens from `first` on, [B, T - first, D].
 
         The first tokens of each window are replaced by the tokens that the tokenizer puts before a text.
+        Raises an error for a position that the model cannot compute: `RunError` within its training length,
+        `LengthError` beyond.
         """
         tokens_BT = self.with_begin_tokens(tokens_BT)
         if self.max_positions is not None:

@@ -207,7 +207,10 @@ def _window(model: HuggingFaceModel) -> Tensor:
 def _open_in_float32(
     source: Source, config: Any, train_length: int, begin: Sequence[int], *, plain: bool
 ) -> Opened:
-    """Load a model in float32 and find its encoding. The arguments are as in `open_hf_model`."""
+    """Load a model in float32 and find its encoding. Raises `UserError`.
+
+    The arguments are as in `open_hf_model`.
+    """
     loaded = load_model(source, config)
     forget_longer_texts(loaded)
     sizes = _model_sizes(source, config)
@@ -307,6 +310,7 @@ def _value_of(config: Any, name: str) -> Any:
 
 
 def _model_sizes(source: Source, config: Any) -> ModelConfig:
+    """Return the sizes in transformers' configuration; a missing size follows from others, or is 1."""
     text = config.get_text_config(decoder=True)
 
     def size_in_config(name: str, otherwise: int) -> int:

@@ -48,7 +48,7 @@ class PanelRow:
     curves: np.ndarray  # expected scores of the heads, or products of inputs, by distance [.., T]
     meaning: str  # the meaning of the curves, for the label of an axis
     weights: np.ndarray | None = None  # mean attention by distance [T]; None for inputs
-    wavelengths: Sequence[np.ndarray] = ()
+    wavelengths: Sequence[np.ndarray] = ()  # of the pairs of each frequency table, in tokens [pairs]
     mask: np.ndarray | None = None  # the mask of visible keys; None if a query sees all keys before it
     is_untrained: bool = False  # parameters have their initial values
 
@@ -227,6 +227,7 @@ def _draw_wavelengths(axes: Axes, row: PanelRow) -> None:
 
 
 def _draw_mask(axes: Axes, row: PanelRow, mask: np.ndarray) -> None:
+    """Draw the mask of visible keys, bool [queries, keys], in the colour of the row."""
     reach = len(mask)
     colours = ListedColormap(["0.95", row.colour])
     image = axes.imshow(mask, cmap=colours, extent=(0, reach, reach, 0), interpolation="nearest")

@@ -133,6 +133,7 @@ class Bench:
     facts: Mapping[str, Any]  # columns that all rows share
     device: torch.device
     repeats: int | None = None  # the number of repeats of a pass; None: chosen by its time
+    # Makes the pass of an encoding in windows of a length, which is the third argument.
     make: Callable[[Config, EncodingSpec, int, torch.device], TimedPass] = ScoringPass
 
     def rows(self, subjects: Sequence[ResolvedEncoding], lengths: Sequence[int]) -> Iterator[SpeedRow]:

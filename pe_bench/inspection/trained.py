@@ -122,6 +122,7 @@ def draw_trained(title: str, subject: ResolvedEncoding, attention: Sequence[np.n
 
 
 def _draw_attention(axes: Axes, weights: np.ndarray) -> None:
+    """Draw the attention weights [T, T] of one window as shades of blue."""
     length = len(weights)
     is_later = np.triu(np.ones_like(weights, bool), 1)
     seen = np.ma.masked_where(is_later, weights)

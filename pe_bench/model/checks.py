@@ -243,7 +243,7 @@ def is_users_own(encoding: nn.Module) -> bool:
 
 
 def _users_files(encodings: Sequence[nn.Module]) -> list[str | None]:
-    """Return the files of the modules outside pe-bench that have classes of the encodings."""
+    """Return the files of the modules outside pe-bench that have classes of the encodings; None: no file."""
     parts = chain.from_iterable(encoding.modules() for encoding in encodings)
     encoding_parts = [part for part in parts if isinstance(part, (LayerEncoding, PositionalEncoding))]
     names = dict.fromkeys(type(part).__module__ for part in encoding_parts)

@@ -71,7 +71,8 @@ class SelfAttention(nn.Module):
     ) -> Tensor:
         """Return the output of attention for each query, [B, queries, H K].
 
-        x: the normed input. queries, keys, values: the projections of x; queries are of its last tokens.
+        x_BTD: the normed input. queries, keys, values: the projections of x; queries are of its last
+        tokens. ids, window: as `position` and `window` of `attention`.
         """
         q_BHTK, k_BHTK, v_BHTK = self.heads(queries, keys, values)
         read_BHTK = attention(encoding, x_BTD, q_BHTK, k_BHTK, v_BHTK, ids, window)

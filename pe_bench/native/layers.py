@@ -158,6 +158,7 @@ class _Rotation(torch.autograd.Function):
 
 
 def _rotate_with_sign(x: Tensor, cosines: Tensor, sines: Tensor, sign: float) -> Tensor:
+    """Return `rotated` x, without a gradient, for the sines times `sign`: -1 turns back."""
     library = kernel().library
     assert library is not None
     x = with_whole_rows(x)

@@ -82,7 +82,10 @@ class _Recurrence(torch.autograd.Function):
 
 
 def _read(inputs: Sequence[Tensor], states: Tensor | None) -> Tensor:
-    """Return the output, and fill `states` [B, H, n, K, V], unless it is None."""
+    """Return S^T q of each token [B, H, T, V], and fill `states` [B, H, n, K, V], unless it is None.
+
+    inputs: q, k, v, log decays and, if there are any, strengths [B, H, T, 1].
+    """
     v = inputs[2]
     out = empty_tokens_first(v)
     _raise_for(_library().pe_bench_recurrence(*_arguments(inputs), strided(out), pointer_to(states)))
@@ -90,7 +93,10 @@ def _read(inputs: Sequence[Tensor], states: Tensor | None) -> Tensor:
 
 
 def _arguments(inputs: Sequence[Tensor]) -> list[Any]:
-    """Return the first arguments of both compiled functions: sizes, inputs and the number of decays."""
+    """Return the first arguments of both compiled functions: sizes, inputs and the number of decays.
+
+    inputs: as in `_read`.
+    """
     q, v, log_decay = inputs[0], inputs[2], inputs[3]
     return [shape_of(q, v, 1.0), *_pointers(inputs), ctypes.c_int64(log_decay.shape[-1])]
 

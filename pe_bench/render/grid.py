@@ -328,6 +328,8 @@ def to_latex(grids: Sequence[Grid]) -> str:
 
 
 def _latex_table(grid: Grid, number: int) -> str:
+    """Return a grid as a LaTeX table with the label `tab:pe-bench-NUMBER`."""
+
     def latex_row(cells: Iterable[str]) -> str:
         return " & ".join(cells) + r" \\"
 

@@ -188,6 +188,7 @@ def _describe_group(group: ElementTree.Element, attributes: Attributes, marks: I
 
 
 def _set_attributes(element: ElementTree.Element, attributes: Attributes) -> None:
+    """Set the attributes of an element; the attribute `title` becomes a child element."""
     values = dict(attributes)
     title = values.pop("title", None)
     element.attrib.update(values)
@@ -206,6 +207,7 @@ def _drawing_settings(salt: str) -> Iterator[None]:
 
 
 def new_figure(width: float, height: float) -> Figure:
+    """Return an empty figure of this width and height, in inches."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -240,7 +242,10 @@ def lines_height(text: str, size: float) -> float:
 
 
 def mark_length(axes: Axes, length: float, text: str = "", width: float = 1.0, offset: float = 8) -> None:
-    """Draw a dashed line at a length, with a text above it."""
+    """Draw a dashed line at a length, with a text above it.
+
+    width: of the line. offset: of the text above the axes. Both are in points.
+    """
     axes.axvline(
         length, color=GREY, linewidth=width, linestyle=DASH_PATTERN, zorder=0.5, gid="training length"
     )

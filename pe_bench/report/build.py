@@ -294,7 +294,10 @@ def probes_of_rows(rows: Sequence[Row], folder_of: Callable[[str], RunFolder]) -
 
 
 def _readable_rows(results_dir: Path, runs: Sequence[str] | None) -> tuple[list[Row], list[str]]:
-    """Return the readable rows of all runs or of the named runs, and notes on the runs that are left out."""
+    """Return the readable rows of all runs or of the named runs, and notes on the runs that are left out.
+
+    Raises `UserError` if nothing is scored, `RunError` if all runs or all named runs are unreadable.
+    """
     gathered = read_all(results_dir)
     unfinished = read_unfinished(results_dir)
     rows = [*gathered.rows]
@@ -501,6 +504,7 @@ def _baseline_label(lines: Sequence[Line], name: str, runs: ScoredRuns) -> str:
     """Return the label of the line that `--baseline` names; empty without such a line.
 
     The name is a label, the encoding of only one line, or hf:... for the only line of a Hugging Face model.
+    Raises `UserError` if several lines have the name.
     """
     for line in lines:
         if name in (line.label, replace(line, has_short_label=False).label):

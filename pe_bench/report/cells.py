@@ -87,8 +87,9 @@ def training_level_cell(line: Line, table: Table) -> Cell | None:
 def value_cell(line: Line, length: int, table: Table) -> Cell | None:
     """Return the cell of a line at a length: its change, or its difference from the baseline.
 
-    The baseline shows `(0)`; every line shows its level if none was scored at the training length. The change
-    of a model that has learned nothing has the mark `*`, because without a mark it would read as `holds`.
+    The baseline shows `(0)`. Without a baseline, a line of a task shows its level, and so does every line if
+    none was scored at the training length. The change of a model that has learned nothing has the mark `*`,
+    because without a mark it would read as `holds`. None without a number.
     """
     record = line.records.get(length)
     if record is None or record.level is None:
@@ -126,8 +127,9 @@ def _marked_if_other_targets(cell: Cell, *, is_common: bool) -> Cell:
 def works_to_cell(line: Line) -> Cell:
     """Return the last length that works, and the next length if it fails and is far away.
 
-    The mark `?` says that the line surely holds only to a shorter length. The cell is `not at all` if the
-    line fails at the training length itself, and `-` if no length was judged.
+    The mark `?` says that the line surely holds only to a shorter length, the mark `^` that a later stage is
+    judged from its longest training length. The cell is `not at all` if the line fails at the training length
+    itself, and `-` if no length was judged.
     """
     point = line.break_point
     if point.works_to is None:

@@ -32,9 +32,9 @@ class Point:
     x: float
     value: float
     low: float = -inf  # the lower end of the band, infinite if unknown
-    high: float = inf
+    high: float = inf  # the upper end of the band
     scored_on: str = ""  # the hash of its targets
-    uses_context: bool = False
+    uses_context: bool = False  # text beyond the training length is surely used
     seeds: int = 1  # the number of seeds whose mean the value is
 
 

@@ -239,8 +239,8 @@ def _plot_marks(axes: Axes, points: Sequence[Point], **style: Any) -> None:
 def _name_ends(axes: Axes, chart: Chart, styles: Styles, width: float, height: float, max_name: int) -> None:
     """Write the names of curves beside the panel, near the ends of the curves, with thin strokes to them.
 
-    width, height: the size of the panel, in points. A curve without a number has its name at the lower right
-    corner.
+    width, height: the size of the panel, in points. max_name: as in `_draw_panel`. A curve without a number
+    has its name at the lower right corner.
     """
     curves = [*chart.curves, *chart.anchors]
     corner = Point(axes.get_xlim()[1], axes.get_ylim()[0])

@@ -331,7 +331,7 @@ def labels_by(rows: Sequence[Row], runs: ScoredRuns, by: Sequence[str]) -> Calla
 
 
 def newest_run(rows: Iterable[Row], results_dir: Path) -> Path | None:
-    """Return the run of these rows that finished last; quick runs count as the oldest."""
+    """Return the run of these rows that finished last, quick runs being the oldest; None without rows."""
     finished = {run.name: number for number, run in enumerate(finished_runs(results_dir))}
 
     def order_of_finishing(row: Row) -> tuple[bool, int]:

@@ -63,7 +63,7 @@ class TableRows:
     unsliced: Sequence[Row]
     ranks: Mapping[str, Rank]  # the ranks of the sets of targets, by their hashes
     runs: ScoredRuns
-    margin: float
+    margin: float  # the margin for verdicts, in bits per byte
     train_length: int
 
 
@@ -133,6 +133,8 @@ def _make_line(
     is_anchor: bool = False,
 ) -> Line:
     """Return a line from its rows: `levels` of its levels, and all `rows` with controls and positions.
+
+    run, by: fields of `Line`.
 
     The changes of a later stage are from its first stage's level. Its break point and its use of context are
     judged from the longest length that it was trained at.
@@ -204,10 +206,11 @@ def _records_of_lengths(
 ) -> tuple[dict[int, Record], bool]:
     """Return the record at each length, and whether the models surely gain nothing within training.
 
-    references: for each run, the run whose level at `train_length`, with its trained encoding, is the
-    reference of changes. Shorter lengths are not judged, because less context costs by nature. Neither is an
-    anchor, nor a model that is no better than token frequencies: it would hold by knowing nothing. A model
-    that has not learned its task at the training length is not judged at longer lengths.
+    scored: the rows of levels, without controls. references: for each run, the run whose level at
+    `train_length`, with its trained encoding, is the reference of changes. Shorter lengths are not judged,
+    because less context costs by nature. Neither is an anchor, nor a model that is no better than token
+    frequencies: it would hold by knowing nothing. A model that has not learned its task at the training
+    length is not judged at longer lengths.
     """
 
     def rows_as_trained(length: int, rows: Sequence[Row]) -> list[Row]:
@@ -498,7 +501,10 @@ def _task_sort_key(line: Line) -> tuple[bool, int, float]:
 
 
 def _longest_of_most(lines: Sequence[Line]) -> int | None:
-    """Return the longest length with a level for more than half of the lines that can be scored there."""
+    """Return the longest length with a level for more than half of the lines that can be scored there.
+
+    None if there is no such length.
+    """
     for length in reversed(lengths_of(lines)):
         records = [line.records.get(length) for line in lines]
         able = [record for record in records if record is None or record.status != "undefined"]

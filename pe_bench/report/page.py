@@ -166,6 +166,7 @@ def _details_of_line(line: Line, table: Table) -> list[Grid]:
 def _picture(
     chart: Chart, picture_id: str, line_ids: Mapping[str, str], styles: Mapping[str, Style]
 ) -> Markup:
+    """Return a chart as an SVG element with texts at its points; the arguments are as in `chart_svg`."""
     texts = []
     for curve in chart.curves:
         texts.append([_point_text(curve, point, chart) for point in curve.points])

@@ -51,8 +51,8 @@ class ProbeLine:
     """A line of a probe's table: one encoding, its seeds together."""
 
     label: str
-    scored_with: str
-    runs: tuple[str, ...]
+    scored_with: str  # the label of the encoding under which the weights were scored
+    runs: tuple[str, ...]  # the names of the runs
     # By length and depth, None for all depths; in place of a finding, the reason why there is no number.
     found: Mapping[tuple[int, float | None], ProbeNumbers | str]
 
@@ -66,7 +66,7 @@ class ProbeTable:
     depths: tuple[float, ...]
     lines: tuple[ProbeLine, ...]
     chance: float  # the accuracy of guessing
-    why: str = ""  # there are other tables; empty for the only table
+    why: str = ""  # why there are other tables; empty for the only table
     notes: tuple[str, ...] = ()  # sentences below the table
 
     @property
@@ -223,7 +223,7 @@ def _join_depths(parts: Sequence[Scores]) -> Scores:
 
     Windows of the same part of a document follow each other, whatever their depth. If documents are few, they
     are cut into parts: each part then has windows of all depths, so that a difference between depths does not
-    look like a difference between parts.
+    look like a difference between parts. Raises `RunError` for scores without answers.
     """
     correct = [part.correct for part in parts if part.correct is not None]
     if len(correct) < len(parts):

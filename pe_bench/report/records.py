@@ -88,7 +88,7 @@ class Record:
     """A line at a length: its levels, and the change with its verdict. Unknown numbers are None."""
 
     length: int
-    status: str = "ok"
+    status: str = "ok"  # as in `Row`
     reason: str = ""  # why there is no level
     # Bits per byte, or shares of a task's right examples: one for each seed, in the order of the runs' names.
     levels: tuple[float, ...] = ()
@@ -182,7 +182,7 @@ class BreakPoint:
 
     @property
     def breaks_at(self) -> int | None:
-        """Return the first length that degrades or fails."""
+        """Return the first length that degrades or fails; None without such a length."""
         return self.length if self.kind in ("at", "by") else None
 
 
@@ -198,13 +198,13 @@ class Position:
 class Line:
     """One encoding, its seeds together; one record for each length that it was scored at."""
 
-    encoding: str
-    scored_with: str
+    encoding: str  # the label of the trained encoding
+    scored_with: str  # the label of the encoding under which the weights were scored
     run: str  # set only if runs of one encoding share a seed, so that each run is a line
-    seeds: int
+    seeds: int  # the number of seeds
     parameters: int
-    tokens_per_second: float
-    records: dict[int, Record]
+    tokens_per_second: float  # in training, the mean of the runs
+    records: dict[int, Record]  # by length
     runs: tuple[str, ...]  # the names of all its runs
     rows: Sequence[Row] = field(default=(), repr=False)  # the rows of the levels
     by: str = ""  # other values that tell the line from others, such as train.lr=0.003
@@ -213,7 +213,7 @@ class Line:
     positions: tuple[Position, ...] = ()  # in order of rising context; empty if positions were not scored
     forced: bool = False  # scored with an encoding that is not compatible with the trained one
     knows_length: bool = False  # the encoding is given the final length of each text
-    unlearned: Unlearned = ""
+    unlearned: Unlearned = ""  # the anchor or the task that the weights have not learned to beat
     is_anchor: bool = False  # an n-gram model, not an encoding
     # For later stages, the longest length that they were trained at: the break point and the use of context
     # are judged from there. Else 0.
@@ -249,6 +249,7 @@ def short_label_of(scored: Row | Line) -> str:
 
 
 def _label_with(scored: Row | Line, scored_with: str) -> str:
+    """Return the name of the trained encoding and, if the scores have another encoding, `scored_with`."""
     if scored.scored_with == scored.encoding:
         return scored.encoding
     label = f"{scored.encoding} -> {scored_with}"
@@ -295,7 +296,7 @@ class TableKey:
     tokenizer: str
     train_length: int
     steps: int  # 0 where lines differ in them
-    setting: str
+    setting: str  # a hash of the values that rows must share to be compared
     protocol: str
     stride_rule: str  # the stride of the sliding protocol: half, or a number
     score_dtype: str
@@ -385,10 +386,10 @@ class Table:
     """Encodings that may be compared, the best first."""
 
     key: TableKey
-    lengths: tuple[int, ...]
+    lengths: tuple[int, ...]  # the lengths with a record, the shortest first
     lines: tuple[Line, ...]
     ranked_at: int | None  # the length whose levels rank the lines; None in another order
-    why: str = ""  # there are other tables; empty for the only table
+    why: str = ""  # why there are other tables; empty for the only table
     notes: tuple[str, ...] = ()  # sentences below the details
     caveats: tuple[str, ...] = ()  # sentences below the short form
     baseline: str = ""  # the label of the line that the others are compared with

@@ -280,6 +280,7 @@ def names_of_label(label: str) -> tuple[str, ...]:
 
 
 def _matches_pattern(value: Any, pattern: str) -> bool:
+    """Return whether a value equals `pattern` as a number or a text, or matches it, as rope does `rope*`."""
     if is_number(value) and is_number(pattern):
         return float(value) == float(pattern)
     text = "" if value is None else str(value)

@@ -116,10 +116,10 @@ def delete_scores(run: Path) -> None:
 class FirstStage:
     """The first stage of a run that goes on from another run; its table has a line for the run."""
 
-    run: str
-    length: int
-    steps: int
-    setting: str
+    run: str  # the name of the run
+    length: int  # its training length
+    steps: int  # its training steps
+    setting: str  # its setting, as in `Job`
     longest: int  # the longest training length of all stages
 
     @staticmethod
@@ -396,15 +396,15 @@ def encoding_in(run_name: str) -> str:
 class RunState:
     """The progress of a run; unknown values are None or empty."""
 
-    run: str
+    run: str  # its name
     encoding: str  # its label in tables
     state: str = "unreadable"  # or finished, not finished, failed
     steps: int | None = None  # the steps that are done
     total: int | None = None  # the steps of the whole training
-    loss: float | None = None
+    loss: float | None = None  # the last training loss, in nats per token
     lengths: tuple[int, ...] = ()  # the lengths that have a score
     problem: str = ""  # why the run is unreadable
-    tags: tuple[str, ...] = ()
+    tags: tuple[str, ...] = ()  # the newest at the end
 
 
 def state_of(run: Path) -> RunState:

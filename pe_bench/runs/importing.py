@@ -71,7 +71,7 @@ def _copy_checked_runs(runs: Sequence[Path], results: Path) -> Imported:
 
 
 def _runs_in(folder: Path) -> list[Path]:
-    """Return the runs in a run's folder, a folder of runs or a folder of results."""
+    """Return the runs in a run's folder, a folder of runs or a folder of results. Raises `UserError`."""
     folder = folder.resolve()
     if (folder / "config.yaml").is_file():
         return [folder]

@@ -30,10 +30,10 @@ class Parent:
     run: Path
     config: Config
     label: str  # the label in tables
-    setting: str
-    first: FirstStage
+    setting: str  # as in `Job`
+    first: FirstStage  # the first stage of its family; its own stage if it is the first
     trained_as: str  # the name when it was trained; its folder may have been renamed
-    data_hash: str
+    data_hash: str  # the hash of the text that it was trained on
     missing: str = ""  # why it was not found, if its facts are those that a child kept
 
     def to_plain(self) -> dict[str, Any]:

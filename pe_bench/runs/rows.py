@@ -41,29 +41,29 @@ class Row:
     stride: int | None  # the stride of the sliding protocol, at this length
     stride_rule: str  # how the stride was chosen: half (of the length), or the number in eval.stride
     status: str  # ok, undefined, out_of_memory, failed
-    reason: str
-    nll: float | None
+    reason: str  # why there is no number
+    nll: float | None  # nats per token
     perplexity: float | None
     bits_per_byte: float | None
     context_mean: float | None  # the mean number of tokens that a target sees
-    targets: int
+    targets: int  # the number of scored tokens
     target_tokens: int | None  # the tokens in a target block of the paired protocol
-    documents: int
-    target_hash: str
-    data: str
+    documents: int  # the number of documents with targets
+    target_hash: str  # the hash of the set of targets
+    data: str  # the name of the text or the task
     data_hash: str
     tokenizer: str
     parameters: int
     steps: int
     train_tokens: int
-    tokens_per_second: float
-    peak_memory_mb: float | None
+    tokens_per_second: float  # in training
+    peak_memory_mb: float | None  # in scoring
     device: str
     train_dtype: str
     score_dtype: str
     threads: int
-    torch: str
-    pe_bench: str
+    torch: str  # the version of PyTorch
+    pe_bench: str  # the version of pe-bench
     git: str  # the commit of a checkout of pe-bench
     date: str
     encoding_lr: float = 1.0  # the rate at which the encoding's parameters learned, over train.lr
@@ -205,7 +205,7 @@ def level_of(row: Row) -> float:
     """Return the level of a row that has a number: the quantity that tables show and compare.
 
     It is in bits per byte, or in nats per token if the tokenizer loses text; of a task it is the share of
-    examples without a wrong answer.
+    examples without a wrong answer. For a row without a number it is None, which the type does not say.
     """
     if row.protocol == TASK:
         return cast(float, row.exact)

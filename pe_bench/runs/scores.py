@@ -106,7 +106,7 @@ class Scores:
     """The scores of a set's targets, in the fixed order of the set."""
 
     nll: np.ndarray  # nats, float32 [targets]
-    document: np.ndarray  # int64 [targets]
+    document: np.ndarray  # the number of each target's document, int64 [targets]
     # The bytes of the token in the text, int64 [targets]; 1 for an answer of a task; or `NO_BYTES`.
     bytes: np.ndarray
     correct: np.ndarray | None = None  # 1 for a target of a right answer, float32 [targets]; None for text
@@ -152,10 +152,9 @@ class Scores:
 def compute_level(scores: Scores, protocol: str) -> dict[str, float | None]:
     """Return the columns `nll`, `perplexity` and `bits_per_byte` of scores under a protocol.
 
-    As in papers, the NLL is the sum of all nats over the number of tokens.
-
-    For `paired`, probes and tasks, all documents count the same, however many targets they have. Bits per
-    byte are NaN if the targets have no bytes, and None if their bytes are unknown.
+    For `paired`, probes and tasks, all documents count the same, however many targets they have. For other
+    protocols, as in papers, the NLL is the sum of all nats over the number of tokens. Bits per byte are NaN
+    if the targets have no bytes, and None if their bytes are unknown.
     """
     bits: float | None
     if protocol in ("paired", "probe", "task"):
@@ -279,13 +278,15 @@ class Means:
     """The level of a row's scores in each cluster (a document or a part of one), for intervals."""
 
     names: np.ndarray  # the names of the clusters, int64 [clusters]
-    bits: np.ndarray  # bits per byte, float64 [clusters]; nats per token if a tokenizer loses text
+    # Bits per byte, or nats per token if a tokenizer loses text; of a task, 1 for an example without a wrong
+    # answer, else 0. float64 [clusters].
+    bits: np.ndarray
     level: float  # the level of the row, in the same unit
     segments: int  # the number of segments of each document
     # Bytes of each cluster, its weight, float64 [clusters]; None: equal weights.
     sizes: np.ndarray | None = None
     targets: int = 0  # the number of targets in the slice
-    slice_hash: str = ""
+    slice_hash: str = ""  # as in `Row`
     judge: str = ""  # the run whose scores chose the slice's targets
 
 
@@ -293,7 +294,8 @@ def compute_means(scores: Scores, protocol: str, mask: np.ndarray | None = None)
     """Return the means of all targets, or of a slice without the clusters that have none of its targets.
 
     A document may have one target of a slice or hundreds, so clusters of a slice are weighted by their bytes:
-    the level of the slice counts all its bytes the same. Raise `RunError` for a mask of another target set.
+    the level of the slice counts all its bytes the same. mask: the slice, bool [targets]; None: all targets.
+    Raise `RunError` for a mask of another target set.
     """
     clusters = scores.clusters
     if mask is None:
@@ -329,7 +331,7 @@ class KeptMeans:
     means: Mapping[str, Means] = field(default_factory=dict)  # keys: the names of a score and a slice
     # By the hash of a target set and the name of a slice.
     slices: Masks = field(default_factory=dict)
-    # The runs that chose the slices' targets, or empty.
+    # The run that chose the targets of each of the `slices`, by the same keys; empty without such a run.
     judges: Mapping[str, str] = field(default_factory=dict)
 
     def of(self, row: Row) -> Means | None:

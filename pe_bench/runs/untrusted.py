@@ -72,7 +72,8 @@ def open_regular(path: Path) -> io.BufferedReader:
 def read_regular(path: Path) -> str:
     """Return the text of a regular file of a sensible size. Raises as `open_regular`, and `ValueError`.
 
-    The text is decoded as UTF-8: YAML would also read bytes as UTF-16, in which an alias looks different.
+    A file above `MAX_BYTES` is an `OSError` too. The text is decoded as UTF-8: YAML would also read bytes as
+    UTF-16, in which an alias looks different.
     """
     most = MAX_BYTES[path.suffix]
     with open_regular(path) as file:

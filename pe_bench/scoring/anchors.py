@@ -103,7 +103,10 @@ class Trigram:
     def _interpolated_probability(
         self, order: int, context: np.ndarray, token: np.ndarray, lower: np.ndarray
     ) -> np.ndarray:
-        """Return p(token | context) from the probability `lower` by a context that is one token shorter."""
+        """Return p(token | context) from the probability `lower` by a context that is one token shorter.
+
+        order: the number of tokens in a context. context: each context as one number, or `NO_TOKEN`.
+        """
         seen, different = (counts.of(context) for counts in self.contexts[order])
         keys = np.where(context == NO_TOKEN, NO_TOKEN, context * self.vocab_size + token)
         counted = self.counts[order].of(keys)

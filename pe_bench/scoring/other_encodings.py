@@ -46,10 +46,10 @@ MAX_LABEL_NUMBERS = 8  # the most numbers of an option that a label spells
 class Requested(NamedTuple):
     """An encoding that `--with` requests, such as `yarn+logn factor=4`, in its parts."""
 
-    text: str
-    base: str | None  # None for the run's own
-    modifiers: list[str]
-    options: dict[str, Any]
+    text: str  # as it is typed
+    base: str | None  # the name of the encoding; None for the run's own
+    modifiers: list[str]  # the names of modifiers
+    options: dict[str, Any]  # the values of options, by the keys that are typed
 
     def giving(self, option: str, value: Any) -> "Requested":
         """Return the requested encoding with one more option."""

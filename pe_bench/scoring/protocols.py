@@ -88,7 +88,7 @@ class Plan:
     length: int
     windows: list[Window]
     target_hash: str
-    stride: int | None = None
+    stride: int | None = None  # the stride of the sliding protocol, in tokens
     stride_rule: str = ""  # half of each length, or the number that eval.stride gives
     control: str = "none"
     limit: int | None = None  # the tokens that every layer's attention sees, for the control `window`
@@ -148,6 +148,7 @@ def paired_plan(blocks: TargetBlocks, length: int) -> Plan:
 
 
 def nonoverlapping_plan(data: Data, text: ScoredText, length: int) -> Plan:
+    """Return the plan of a text in adjacent windows of `length` tokens; all next tokens are targets."""
     windows = []
     for document, tokens in text.pieces:
         last = tokens - 1  # the last token is a target only
@@ -158,6 +159,7 @@ def nonoverlapping_plan(data: Data, text: ScoredText, length: int) -> Plan:
 
 
 def sliding_plan(data: Data, text: ScoredText, length: int, stride: int) -> Plan:
+    """Return the plan of a text in windows that advance by `stride` tokens; new tokens are targets."""
     windows = []
     for document, tokens in text.pieces:
         last = tokens - 1

@@ -45,8 +45,8 @@ class Scored(NamedTuple):
     nll: np.ndarray = NO_SCORES  # nats, float32
     correct: np.ndarray = NO_SCORES  # 1 for each right target and 0 for others, float32, if there are answers
     peak_memory_mb: float | None = None  # the peak in passes of the plan's length; None without such a pass
-    status: str = "ok"
-    reason: str = ""
+    status: str = "ok"  # as in `Row`
+    reason: str = ""  # why there are no scores
 
 
 def n_tokens_without_query(window: Window) -> int:
@@ -66,7 +66,7 @@ class Scorer:
     split: Split
     evaluation: EvalConfig
     watch: ScoreWatcher = lambda plan, share: None
-    # Keys: the document and the start.
+    # The NLLs of kept windows, by the document and the start.
     _from_start: dict[tuple[int, int], np.ndarray] = field(default_factory=dict)
 
     def scores(self, plans: Sequence[Plan]) -> Iterator[tuple[Plan, Scored]]:

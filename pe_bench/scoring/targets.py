@@ -145,7 +145,7 @@ def scored_documents(
 def _ordered_documents(split: Split, length: int, seed: int, half: Half) -> np.ndarray:
     """Return the documents of at least `length` tokens, ordered by a hash of the seed and their content.
 
-    The half of a document follows only from its content.
+    The half of a document follows only from its content. Raises `UserError` without such documents.
     """
     lengths = split.lengths
     longest = int(lengths.max(initial=0))

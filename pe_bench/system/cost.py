@@ -49,9 +49,9 @@ class Cost:
     """The cost of a command with several pieces of work, such as runs, which is printed once."""
 
     text: Callable[[int], str]  # returns the text for a number of pieces, such as `6 runs`
-    pieces: int = 1
+    pieces: int = 1  # the number of pieces
     ended: int = 0  # the number of pieces that have ended
-    is_said: bool = False
+    is_said: bool = False  # the cost is printed
 
     def expect(self, seconds: float, cores: int) -> None:
         """Print the cost of the pieces that are left, at the first call, if they take `MIN_PRINTED_SECONDS`.
@@ -81,7 +81,10 @@ def print_cost_once(text: Callable[[int], str], pieces: int = 1) -> Iterator[Cos
 
 
 def current_listener() -> CostListener | None:
-    """Return the present listener to expected costs, to pass to a process that does a part of the work."""
+    """Return the present listener to expected costs, to pass to a process that does a part of the work.
+
+    None if nothing listens.
+    """
     return _listener.get()
 
 
@@ -109,7 +112,8 @@ class Pace:
     Work before the first call is not counted: it warms up.
     """
 
-    is_known: bool = False
+    is_known: bool = False  # the pace is measured
+    # The units of work that were done at the first call, and its time; None before the first call.
     _began: tuple[float, float] | None = field(default=None, repr=False)
 
     def seconds_per_unit(self, done: float) -> float | None:

@@ -203,6 +203,7 @@ def _meta_if_undamaged(entry: Path) -> dict[str, Any] | None:
 
 
 def _build_entry(entry: Path, build: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
+    """Build the folder `entry` of the cache, as `cached_folder` says; return its values for meta.json."""
     prefix = f"{TEMPORARY_PREFIX}{entry.name}-"
     for stale in entry.parent.glob(f"{prefix}*"):  # we hold the lock, so nobody is building it
         shutil.rmtree(stale)

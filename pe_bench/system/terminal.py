@@ -141,6 +141,7 @@ def wrap(text: str, width: int, hanging: int = 0) -> str:
 
 
 def _wrap_line(line: str, width: int, hanging: int) -> str:
+    """Break one line between words; the arguments are as in `wrap`."""
     if len(line) <= width:
         return line.rstrip()
     indent = " " * (len(line) - len(line.lstrip(" ")) + hanging)
@@ -198,9 +199,9 @@ Bars = Callable[[str, int], AbstractContextManager[Bar]]
 class TerminalBar:
     """A progress bar of rich, or lines if standard error is not a terminal."""
 
-    name: str
-    total: int
-    progress: Any = None
+    name: str  # before the bar
+    total: int  # the amount at which the work is done
+    progress: Any = None  # the display of rich; None for lines
 
     def show(self, done: float, text: str, line: str | None = None) -> None:
         if self.progress is not None:

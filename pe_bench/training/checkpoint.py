@@ -46,20 +46,20 @@ class Checkpoint:
     path: Path
     step: int
     train_seconds: float  # spent in training steps, over every process that worked on the run
-    loss: float
-    checksums: dict[str, str]
+    loss: float  # the last training loss, in nats per token
+    checksums: dict[str, str]  # keys: the names of the files
 
 
 @dataclass(frozen=True)
 class Step:
     """The facts of one step; train.csv has a row for one step in `train.log_every`."""
 
-    step: int
-    tokens: int
+    step: int  # the number of steps taken
+    tokens: int  # the number of tokens trained on in all these steps
     loss: float  # nats per token, of this step's batch
-    validation_loss: float | None
+    validation_loss: float | None  # nats per token; None for a step without validation
     lr: float
-    gradient_norm: float
+    gradient_norm: float  # the norm of the gradient before it is clipped
     seconds: float  # spent in steps, since the start of the run
 
 

@@ -43,7 +43,7 @@ class ParameterGroup:
 
     weight_decay: float = 0.0
     betas: tuple[float, float] | None = None  # the betas of AdamW; None for Muon
-    lr_multiple: float = 1.0
+    lr_multiple: float = 1.0  # the group's learning rate over the model's
     lr: float = 0.0  # the learning rate of the next step
     parameters: list[Parameter] = field(default_factory=list)
 

@@ -70,7 +70,7 @@ def fit(job: Job, watch: StepWatcher, group: Group = SINGLE_PROCESS) -> None:
 def _take_steps(trainer: "Trainer", newest: Checkpoint | None, run: Path, watch: StepWatcher) -> None:
     """Take the steps after the newest checkpoint, and write checkpoints and train.csv.
 
-    watch: is called after each step. A signal ends the training after the current step, which is saved.
+    watch: is called after each step. After a signal, the current step is saved, and `Stopped` is raised.
     """
     train = trainer.config.train
     group = trainer.group

@@ -27,10 +27,11 @@ DEFAULT_TIMES = (2, 4)  # times the training length; the longest length is score
 
 
 def chosen_lengths(config: Config, asked: Sequence[int] | None) -> list[int]:
-    """Return the lengths to explain, in rising order: by default 2, 4 and 16 times the training length.
+    """Return the lengths to explain, in rising order.
 
-    asked: lengths in tokens, of which only those above the training length count. Raises `UserError` without
-    any.
+    By default they are 2 and 4 times the training length, and the longest length with the same targets: 16
+    times the training length unless `eval.max_length` is given. asked: lengths in tokens, of which only those
+    above the training length count. Raises `UserError` without any.
     """
     train_length = config.train.length
     usual = [times * train_length for times in DEFAULT_TIMES]

@@ -80,7 +80,7 @@ class Change:
     What it restores of the loss at a longer length shows whether it removes a cause.
     """
 
-    name: str
+    name: str  # the name in tables and claims, such as `window`
     words: str  # the change in a sentence, a noun
     make: LayerMaker  # makes the changed layer
     # Makes the input, for a change that also acts on positions added to the input.

@@ -36,7 +36,7 @@ class Place:
     """The layers, or the one head of a layer, in which a change is made."""
 
     layers: tuple[int, ...]
-    head: int | None = None
+    head: int | None = None  # the number of the head; None for all heads
     is_all: bool = False  # all layers, and the positions added to the input if the change acts on positions
 
     @property
@@ -67,7 +67,7 @@ class Place:
 class Effect:
     """How much a change lowers the level at a length, and the share of a sure loss that it restores."""
 
-    change: str
+    change: str  # the name of the change
     words: str  # the change in a sentence
     place: Place
     length: int

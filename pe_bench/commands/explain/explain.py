@@ -92,7 +92,10 @@ def explain_runs(names: Sequence[str], by: Sequence[str], request: Evaluation) -
 
 
 def _find_runs_or_hf_model(names: Sequence[str], request: Evaluation) -> list[str | Path]:
-    """Return the folders of the runs with these names, or the name of the one Hugging Face model."""
+    """Return the folders of the runs with these names, or the name of the one Hugging Face model.
+
+    Raises `UserError`.
+    """
     if any(map(is_hf_name, names)):
         text = ", ".join(names)
         require(len(names) == 1, f"give one Hugging Face model at a time, not {text}")
@@ -158,7 +161,7 @@ class Explainer:
     """Scores the models of all seeds, unchanged and with changes."""
 
     benches: list[Bench]  # one for each seed
-    lengths: list[int]
+    lengths: list[int]  # the lengths to explain, above the training length
 
     def __post_init__(self) -> None:
         self.train_length = self.benches[0].train_length

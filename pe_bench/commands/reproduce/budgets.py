@@ -271,6 +271,7 @@ def _draw_figure(budgets: Sequence[BudgetResult], study: Study) -> "Figure":
 def _draw_panel(
     axes: "Axes", panel: Panel, curves: Mapping[str, Sequence[BudgetResult]], styles: Mapping[str, "Style"]
 ) -> None:
+    """Draw a panel with a curve for each encoding. curves, styles: by encoding, its budgets and its style."""
     axes.set_title(panel.title, loc="left", fontsize=paper.FONT)
     axes.set_xscale("log", base=2)
     if panel.is_change:

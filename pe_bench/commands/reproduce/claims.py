@@ -72,7 +72,7 @@ class Series(NamedTuple):
     """An encoding of a sweep; each of its seeds has one run."""
 
     label: str  # the label in tables; empty for the encoding that the sweep trained
-    sweep: str = ""
+    sweep: str = ""  # the name of the sweep
 
     def __str__(self) -> str:
         if self.label and self.sweep:
@@ -254,7 +254,7 @@ class Measurements:
         return mean_difference(changes, self._runs, NOT_SCORED)
 
     def _of_slice(self, changes: Sequence[Pair], part: str) -> list[Pair]:
-        """Return the changes restricted to a slice; changes whose rows lack the slice are left out."""
+        """Return the changes restricted to the slice `part`, without changes whose rows lack the slice."""
         row_of = {}
         for row in self._runs.slice_rows(list(chain.from_iterable(changes)), part):
             row_of[row.run, row.length] = row

@@ -56,7 +56,7 @@ class ClaimAnswer:
     sweep: str
     model: str  # the name of a model size, or of a Hugging Face model
     tokens: int  # the tokens of training; 0 if unknown
-    length: int
+    length: int  # the training length
     judged: Judged | None  # None for a sweep without any stored score
 
     @property

@@ -29,7 +29,10 @@ def table_lines(
 
 
 def _columns_of_tables(widths: Sequence[int], width: int, keys: int, gap: str) -> list[list[int]]:
-    """Return, for each table, the numbers of the columns that fit its width."""
+    """Return, for each table, the numbers of the columns that fit `width`.
+
+    widths: of all columns. keys: as in `table_lines`. gap: the text between columns.
+    """
     names = list(range(keys))
     blocks = [names]
     for column in range(keys, len(widths)):

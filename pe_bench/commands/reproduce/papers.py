@@ -55,16 +55,16 @@ class Claim:
     """A claim of a paper as data."""
 
     kind: str  # one of `CLAIM_KINDS`, or `MEASURED`
-    source: str
+    source: str  # the place of the claim in the paper
     of: str = ""  # an encoding, named as in tables; by default the only one of a sweep, as it was trained
     at: float = 1.0  # the length over the training length
     than: str = ""  # the encoding that `of` is compared with, by default the same
     sweep: str = ""  # the sweep of the encoding `of`, if the study has several sweeps
-    than_sweep: str = ""  # the sweep of the encoding `than`
+    than_sweep: str = ""  # the sweep of the encoding `than`; empty for `sweep`
     protocol: Protocol = "paired"
     since: float = 1.0  # the length from which a change is measured, over the training length
     low: float | None = None  # the lower bound of a change, in bits per byte; None for no bound
-    high: float | None = None
+    high: float | None = None  # the upper bound of a change; None for no bound
     change: str = ""  # a change of `explain`, for a claim about what restores a loss
     text: str = ""  # the sentence of a claim of the kind `MEASURED`
 

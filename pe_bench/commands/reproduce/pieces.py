@@ -155,7 +155,8 @@ class StoredPieces:
         """Store a piece: copy its runs that are not stored yet from a folder of results.
 
         steps: the sweep of the piece and the scorings of its runs. Raises `UserError`, before anything is
-        written, for rows of another text, other targets or another version of PyTorch than the stored rows.
+        written, for rows of another text, other targets or another version of PyTorch than the stored rows,
+        and `RunError` without rows.
         """
         runs = chain.from_iterable(step.runs for step in steps)
         names = tuple(dict.fromkeys(runs))
@@ -185,7 +186,10 @@ class StoredPieces:
             require(here == there, f"{message}: {way_out}")
 
     def _require_comparable(self, piece: Piece, rows: Sequence[Row]) -> None:
-        """Raise `UserError` for rows that are not comparable with the stored rows of other pieces."""
+        """Raise `UserError` for rows that are not comparable with the stored rows of other pieces.
+
+        Raises `RunError` if there are no rows.
+        """
         if not rows:
             raise RunError(f"{piece} has no rows")
         others = [other for other in self.read() if other.key != piece.key]

@@ -117,7 +117,10 @@ class StudyRuns:
         return sort_by_use([*self.study.shared_overrides(sweep), *self.machine])
 
     def _jobs(self, sweep: Sweep, parents: Sequence[str], stored: int) -> list[PlannedJob]:
-        """Return a job for each encoding and each parent run of a sweep, or each seed that is not stored."""
+        """Return a job for each encoding and each parent run of a sweep, or each seed that is not stored.
+
+        parents, stored: as in `_values_of_runs`.
+        """
         overrides = self._sorted_overrides(sweep).job_overrides
         values_of_each = self._values_of_runs(sweep, parents, stored)
         jobs = []
@@ -175,7 +178,7 @@ class StudyRuns:
         """Score the runs of a sweep once more, as `eval` does.
 
         The runs may come from another study or a plain `train`. Their own configuration may then differ, for
-        example in `eval.max_length`, which changes the set of targets.
+        example in `eval.max_length`, which changes the set of targets. Raises `UserError`, `RunError`.
         """
         from pe_bench.commands.evaluate import prepare
         from pe_bench.scoring.other_encodings import read_with

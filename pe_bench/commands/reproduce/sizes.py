@@ -44,10 +44,10 @@ class SizeResult:
     parameters: int  # the parameters of the model with this encoding
     has_own_tokens: bool  # no other sweep has the model, or its training tokens are not the study's
     budget: BudgetResult
-    far: (
-        Interval | None
-    )  # the change at `FAR_TIMES` times the training length, in bits per byte; None if unscored
-    farthest: Interval | None  # the change at `FARTHEST_TIMES` times the training length
+    # The changes at `FAR_TIMES` and at `FARTHEST_TIMES` times the training length, in bits per byte; None if
+    # unscored.
+    far: Interval | None
+    farthest: Interval | None
 
     @property
     def encoding(self) -> str:
@@ -71,6 +71,7 @@ def size_results(study: Study, scores: Measurements) -> list[SizeResult]:
 
 
 def _size_result(study: Study, sweep: Sweep, series: Series, scores: Measurements) -> SizeResult | None:
+    """Return the results of a series of the sweep; None if the training length was not scored."""
     budget = budget_result(series, scores)
     if budget is None:
         return None
@@ -141,7 +142,8 @@ def _agreement_of_sweeps(
 ) -> SizeAgreement | None:
     """Return how far two sweeps order encodings alike at `times` the training length.
 
-    None if a sweep has no difference with an interval between two of the encodings.
+    first, second: the names of the sweeps. None if a sweep has no difference with an interval between two of
+    the encodings.
     """
     pairs = list(combinations(encodings, 2))
     agreeing = 0
@@ -166,6 +168,10 @@ def _agreement_of_sweeps(
 def _interval_of_difference(
     of: str, than: str, sweep: str, times: int, scores: Measurements
 ) -> Interval | None:
+    """Return the interval of the level of the encoding `of` minus that of `than`; None without scores.
+
+    times: the length over the training length.
+    """
     claim = Claim(kind="order", source="", of=of, at=times, than=than, sweep=sweep)
     return scores.difference_of_levels(claim, times * scores.length).interval
 

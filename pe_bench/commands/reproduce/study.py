@@ -39,7 +39,7 @@ class Sweep:
     """
 
     encodings: list[str]
-    name: str = ""
+    name: str = ""  # the name by which claims and other sweeps refer to it
     tokens: int = 0  # the tokens that each run trains on; 0 for the tokens of the study
     seeds: int = 0  # 0 for the seeds of the study
     times: float = 1.0  # the training length over that of the study
@@ -86,15 +86,15 @@ class Study:
 
     title: str
     question: str
-    source: str
+    source: str  # the papers and pages that the study repeats
     minutes: int  # an estimate for two cores, or one GPU
     sweeps: tuple[Sweep, ...]
     times: list[float]  # lengths that are scored, over `length`
     claims: tuple[Claim, ...] = ()
-    seeds: int = 3
+    seeds: int = 3  # the number of seeds of each encoding
     # The training length; of a Hugging Face model, the length from which changes are measured.
     length: int = 128
-    tokens: int = 1_024_000
+    tokens: int = 1_024_000  # the tokens that each run trains on
     overrides: list[str] = field(default_factory=list)  # the overrides of every run
     # The overrides of the toy size, after all others.
     quick_overrides: list[str] = field(default_factory=list)

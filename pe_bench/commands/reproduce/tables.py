@@ -128,5 +128,6 @@ class TableScores:
     def _find_level(
         self, series: Series, length: int, protocol: str, control: str = "none"
     ) -> LevelRow | None:
+        """Return the table's level of a series; None without such a level."""
         key = (series.sweep, self._level_label(series), protocol, control, length)
         return self._level_of.get(key)

@@ -46,7 +46,7 @@ class JobState:
 
     number: int
     label: str  # the overrides in which it differs from other jobs of its sweep
-    state: str = RUNNING
+    state: str = RUNNING  # or `DONE`, `SKIPPED`, `FAILED`, `STOPPED`
     run: str | None = None  # its folder, once it is known
     text: str = ""  # its progress; at the end, why it failed or stopped
     has_worked: bool = False  # it trained or scored itself

@@ -127,7 +127,10 @@ def launch(jobs: Sequence[PlannedJob], launcher: Sequence[str] = ()) -> SweepSum
 
 
 def _run_jobs(sweep: LaunchedSweep, launcher: Sequence[str]) -> None:
-    """Run all jobs: one after the other from this process, unless `launcher` chooses a launcher of Hydra."""
+    """Run all jobs: one after the other from this process, unless `launcher` chooses a launcher of Hydra.
+
+    Without a launcher, the first error of a job is raised after the last job.
+    """
     run = partial(run_job, sweep)
     if launcher:
         call_by_number(sweep.jobs, launcher, run, sweep.path)

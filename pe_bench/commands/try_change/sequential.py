@@ -149,9 +149,9 @@ class Look:
 
     seeds: int
     number: Floats  # the number of the try against its baseline, from 1
-    at_training: Difference
-    at_longest: Difference
-    margin: float
+    at_training: Difference  # the difference at the training length
+    at_longest: Difference  # the difference at the longest length
+    margin: float  # the change that counts as none, in bits per byte
 
     @property
     def alpha(self) -> Floats:

@@ -56,14 +56,14 @@ class Try:
 
     kind: TryKind
     number: int  # its place among the tries against this baseline, from 1
-    change: str
-    baseline: str
+    change: str  # the label of the change
+    baseline: str  # the label of the baseline
     change_run: str  # the name of the change's run with the first seed: it has a hash of what decides weights
     baseline_run: str
     train_length: int
-    lengths: list[int]
+    lengths: list[int]  # the scored lengths, rising
     date: str
-    seeds: int = 0
+    seeds: int = 0  # the number of seeds at the last look; 0 before the first
     answer: TryAnswer | TryEnding = "not finished"
     # The mean difference at the training length, in bits per byte, or in nats per token if the tokenizer
     # loses text; None before the first look.
@@ -317,6 +317,7 @@ def _has_time(seeds: int, seconds: float, end: float) -> bool:
 
 
 def _look_at_pairs(tried: Try, pairs: Sequence[tuple[Run, Run]]) -> Look:
+    """Return the look at a try. pairs: for each seed, the run of the change and the run of the baseline."""
     longest = tried.lengths[-1]
     at_training = [_level_difference(*pair, tried.train_length) for pair in pairs]
     at_longest = [_level_difference(*pair, longest) for pair in pairs]
@@ -413,7 +414,10 @@ def _evaluation_hash(config: Config) -> str:
 
 
 def _run_job(job: PlannedJob) -> tuple[Run, float]:
-    """Return a trained and scored run, and the seconds that it takes or, if it was reused, once took."""
+    """Return a trained and scored run, and the seconds that it takes or, if it was reused, once took.
+
+    Raises `UserError`, `RunError`.
+    """
     began = time.monotonic()
     with called_with(job.words):
         run = Run(*train(job.config, waits=say), job.config.report.margin)
@@ -425,7 +429,10 @@ def _run_job(job: PlannedJob) -> tuple[Run, float]:
 
 
 def _level_difference(change: Run, baseline: Run, length: int) -> float:
-    """Return the difference of two runs' levels on the same targets; negative is better."""
+    """Return the level of the change minus the level of the baseline on the same targets.
+
+    The difference is infinite if the change has no level. Raises `RunError` if the baseline has no level.
+    """
     row = _row_at(change, length)
     other = _row_at(baseline, length)
     if not has_number(other):

@@ -116,7 +116,7 @@ def symbol_texts(count: int) -> list[str]:
 class StringCopy(Task):
     """A task to copy a string: tokens with the string, a separator, the string again and an end."""
 
-    symbols: AtLeast2
+    symbols: AtLeast2  # the number of symbols
 
     @property
     def symbols_and_signs(self) -> list[str]:

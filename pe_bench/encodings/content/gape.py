@@ -86,7 +86,10 @@ def centred_positions(queries: Side, keys: Side) -> tuple[Tensor, Tensor]:
 
 
 def _projected(side: Side, direction: Tensor, intercept: Tensor) -> Tensor:
-    """Return w . x + b of each head's vectors before the rotation, [B, H, n], in float32 or better."""
+    """Return w . x + b of each head's vectors before the rotation, [B, H, n], in float32 or better.
+
+    direction: w [H, K]. intercept: b [H].
+    """
     dtype = precise(side.raw.dtype)
     x = side.raw.to(dtype)
     product = (x * direction.to(dtype).unsqueeze(-2)).sum(-1)

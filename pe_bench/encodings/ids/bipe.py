@@ -69,7 +69,10 @@ class BiPE(PositionalEncoding):
         return x + self.table[place].to(x.dtype)
 
     def _starts(self, tokens: Tensor) -> Tensor:
-        """Return 1 for each token [B, T] that begins a segment after a separator, 0 for the others."""
+        """Return 1 for each token [B, T] that begins a segment after a separator, 0 for the others.
+
+        Raises `UserError` without a vocabulary.
+        """
         require(self.is_separator is not None, NO_VOCABULARY)
         assert self.is_separator is not None
         first = torch.zeros_like(tokens[:, :1])

@@ -53,9 +53,10 @@ class CAPE(PositionalEncoding):
         return self._augmented(index, len(tokens), generator) if train else index
 
     def _augmented(self, index: Tensor, batch: int, generator: torch.Generator | None) -> Tensor:
-        """Return positions [B, T] in float32, drawn for each sequence."""
+        """Return positions [B, T] in float32: `index` [T], shifted and scaled at random for each sequence."""
 
         def draw_uniform(largest: float, count: int) -> Tensor:
+            """Return numbers between -`largest` and `largest`, float64 [B, count]."""
             device = torch.device("cpu") if generator is None else generator.device
             unit = torch.rand(batch, count, dtype=torch.float64, generator=generator, device=device)
             return ((2 * unit - 1) * largest).to(index.device)

@@ -41,12 +41,16 @@ class PoSE(PositionalEncoding):
         return self._with_a_gap(index, len(tokens), generator) if train else index
 
     def _with_a_gap(self, index: Tensor, batch: int, generator: torch.Generator | None) -> Tensor:
-        """Return ids [B, T]: `index` [T], with a gap at a place and of a size drawn for each sequence."""
+        """Return ids [B, T]: `index` [T], with a gap at a place and of a size drawn for each sequence.
+
+        Raises `LengthError` for more tokens than `max_position`.
+        """
         count = len(index)
         if count > self.max_position:
             raise LengthError(f"{count} tokens need a max_position of {count}, not {self.max_position}")
 
         def draw_integer(smallest: int, largest: int) -> Tensor:
+            """Return an integer from `smallest` to `largest` for each sequence, [B, 1]."""
             device = torch.device("cpu") if generator is None else generator.device
             drawn = torch.randint(smallest, largest + 1, (batch, 1), generator=generator, device=device)
             return drawn.to(index.device)

@@ -63,6 +63,7 @@ class DeltaRule(Recurrent):
         return rms_normed(read) * self.norm * gate
 
     def _convolved_and_activated(self, name: str, x: Tensor) -> Tensor:
+        """Return SiLU of x [B, H, T, K], the tensor `name` (q, k or v), convolved if it has taps."""
         if name in self.taps:
             x = convolved(x, self.taps[name])
         return functional.silu(x)

@@ -127,7 +127,10 @@ class DeBERTaLayer(Relative):
         return Tables(tables.get("c2p"), tables.get("p2c"), factor=factor)
 
     def _with_products(self, x: Tensor, term: str) -> Tensor:
-        """Append to x [B, H, n, K] its products with the rows of W P, if the encoding has this term."""
+        """Append to x [B, H, n, K] its products with the rows of W P, if the encoding has this term.
+
+        term: a key of `projections`.
+        """
         if term not in self.shared.projections:
             return x
         projected = self.shared.positions @ self.shared.projections[term][self.number]

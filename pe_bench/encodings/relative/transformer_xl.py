@@ -81,7 +81,10 @@ class TransformerXLLayer(LayerEncoding):
         return wide.to(k.dtype)
 
     def _sinusoid(self, position: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return sines and cosines [.., n, D/2] of the angles, in float32 or better."""
+        """Return sines and cosines [.., n, D/2] of the angles at positions [.., n], in float32 or better.
+
+        x: only for its type.
+        """
         angle = angles_at(position, self.shared.frequencies)
         dtype = precise(x.dtype)
         return angle.sin().to(dtype), angle.cos().to(dtype)

@@ -57,7 +57,10 @@ def angles_at(position: Tensor, frequencies: Tensor) -> Tensor:
 
 
 def pairs_within(d_head: int, fraction: float) -> int:
-    """Return the number of whole pairs of features in a fraction of the head's width."""
+    """Return the number of whole pairs of features in a fraction of the head's width.
+
+    Raises `UserError` for an odd width, and for a fraction above 0 without a whole pair.
+    """
     require_pairs(d_head)
     # 0.29 * 100 is 28.999.. in floating point.
     pairs = math.floor(fraction * (d_head // 2) + 1e-9)
@@ -130,10 +133,10 @@ def turn(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
 class _Angles(NamedTuple):
     """Cosines and sines, kept for the next layer and step, and the angles they belong to."""
 
-    position: Tensor
-    frequencies: Tensor
-    cosines: Tensor
-    sines: Tensor
+    position: Tensor  # [.., n]
+    frequencies: Tensor  # [K/2] or [.., 1, K/2]
+    cosines: Tensor  # [.., n, K/2]
+    sines: Tensor  # [.., n, K/2]
 
     def belong_to(self, position: Tensor, frequencies: Tensor, dtype: torch.dtype) -> bool:
         """Return true if these are the angles of the positions and frequencies, in this type."""
@@ -151,7 +154,10 @@ _made_last: _Angles | None = None
 
 
 def _cosines_and_sines(position: Tensor, frequencies: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return the cosines and sines [.., n, K/2] of all angles."""
+    """Return the cosines and sines [.., n, K/2] of the angles, in `dtype`.
+
+    The angles are `angles_at(position, frequencies)`.
+    """
     global _made_last
     has_gradient = frequencies.requires_grad or position.requires_grad
     keeps = position.device == frequencies.device and not has_gradient

@@ -70,7 +70,10 @@ class XPos(LayerEncoding):
         return (turned * join_pairs(factor, factor, self.layout)).to(x.dtype)
 
     def _refuse_overflow(self, span: float, dtype: torch.dtype) -> None:
-        """Raise `LengthError` if factors would overflow, which would turn scores into NaN."""
+        """Raise `LengthError` if factors would overflow, which would turn scores into NaN.
+
+        span: the largest position minus the smallest. dtype: the type of queries and keys.
+        """
         room = math.log(torch.finfo(dtype).max / MAX_QUERY_KEY_VALUE)
         fastest_decay = -float(self.log_decay[0])
         longest = 2 * room / fastest_decay

@@ -69,7 +69,10 @@ class LongRoPE(RopeScaling):
             self.claims = self.claims - {"prefix_consistent"}
 
     def _divisors(self, option: str) -> Tensor:
-        """Return the lambda of each pair [K/2] from one of the two options; ones where it is not given."""
+        """Return the lambda of each pair [K/2] from one of the two options; ones where it is not given.
+
+        option: long_factors or short_factors. Raises `UserError` for a wrong number of factors.
+        """
         pairs = self.width // 2
         factors = getattr(self, option) or [1.0] * pairs
         wrong = f"encoding.{option} must have {pairs} numbers, one a pair, not {len(factors)}"

@@ -176,6 +176,10 @@ def _fault_of_value(hook: str, value: Any, seen: Tensor | None) -> str:
 
 
 def _has_shape(sizes: torch.Size, shape: str) -> bool:
+    """Return whether the sizes of a tensor fit a shape of `SHAPES`, a letter for each axis.
+
+    A `*` in the shape is any number of axes of any size.
+    """
     any_axes = len(sizes) - len(shape) + 1
     letters = shape.replace("*", "*" * any_axes)
     if len(letters) != len(sizes):
@@ -184,6 +188,7 @@ def _has_shape(sizes: torch.Size, shape: str) -> bool:
 
 
 def _is_size_of_letter(size: int, letter: str) -> bool:
+    """Return whether the size of an axis fits its letter in a shape of `SHAPES`."""
     if letter == "*" or size == SIZES[letter]:
         return True
     return size == 1 and letter in SHARED

@@ -31,7 +31,7 @@ def fused_chunk_attention(
 ) -> Tensor:
     """Compute attention for a window, and for encodings that hide keys, add a bias or have `terms` of scores.
 
-    Queries are computed in chunks, the last chunk first. q may be of the last tokens alone.
+    Queries are computed in chunks, the last chunk first. The arguments are as in `attention`.
     """
     queries, keys = make_sides(encoding, x, q, k, position)
     tokens = k.shape[-2]
@@ -166,7 +166,10 @@ def _mask_or_bias(visible: Tensor, bias: Tensor | None, v: Tensor) -> Tensor:
 def fused_relative_attention(
     encoding: Relative, x: Tensor, q: Tensor, k: Tensor, v: Tensor, position: Tensor, window: None = None
 ) -> Tensor:
-    """Compute attention for encodings with tables, at positions that rise by 1, without gradients."""
+    """Compute attention for encodings with tables, at positions that rise by 1, without gradients.
+
+    The arguments are as in `attention`, with queries of all tokens.
+    """
     # Autocast would reduce scores, log-sum-exps and weights to half precision; they are float32 here.
     with torch.autocast(q.device.type, enabled=False):
         near = NearKeyAttention(encoding, q)

@@ -51,7 +51,10 @@ def can_flex(encoding: LayerEncoding, q: Tensor, position: Tensor) -> bool:
 def fused_flex_attention(
     encoding: LayerEncoding, x: Tensor, q: Tensor, k: Tensor, v: Tensor, position: Tensor, window: int | None
 ) -> Tensor:
-    """Compute attention for encodings that `can_flex` allows; `window` is as in `attention`."""
+    """Compute attention for encodings that `can_flex` allows.
+
+    The arguments are as in `attention`, with queries of all tokens.
+    """
     queries, keys = make_sides(encoding, x, q, k, position)
     null = encoding.null_logit(queries)
     scaled_q = apply_logit_scale(queries.x, encoding.logit_scale(queries))

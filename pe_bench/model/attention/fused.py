@@ -23,7 +23,10 @@ from pe_bench.model.attention.reference import apply_logit_scale, make_sides, sh
 def fused_attention(
     encoding: LayerEncoding, x: Tensor, q: Tensor, k: Tensor, v: Tensor, position: Tensor, window: None = None
 ) -> Tensor:
-    """Compute attention for encodings with no hooks but `transform`, `logit_scale` and `null_logit`."""
+    """Compute attention for encodings with no hooks but `transform`, `logit_scale` and `null_logit`.
+
+    The arguments are as in `attention`, with queries of all tokens.
+    """
     queries, keys = make_sides(encoding, x, q, k, position)
     scaled_q = apply_logit_scale(queries.x, encoding.logit_scale(queries))
     null = encoding.null_logit(queries)
@@ -143,7 +146,10 @@ def _fused_with_null(
 
 
 def _additive_mask(mask: Tensor | None, q: Tensor) -> Tensor | None:
-    """Return a boolean mask as numbers to add to the logits: 0 for visible keys, else minus infinity."""
+    """Return a boolean mask as numbers to add to the logits: 0 for visible keys, else minus infinity.
+
+    Other masks and None are returned as they are. q: queries, for the type of the numbers.
+    """
     if mask is None or mask.dtype != torch.bool:
         return mask
     zeros = torch.zeros_like(mask, dtype=precise(q.dtype))
@@ -181,7 +187,8 @@ def fused_distance_attention(
     which is a view with strides (1, 1) of a vector with one value for each distance. Keys after the query are
     at the end of the vector, at minus infinity.
 
-    Without gradients, keys whose weight is provably 0 in float32 are left out (`NegligibleKeys`).
+    Without gradients, keys whose weight is provably 0 in float32 are left out (`NegligibleKeys`). The
+    arguments are as in `attention`, with queries of all tokens.
     """
     table = distance_table(encoding, q)
     assert table is not None
@@ -221,7 +228,10 @@ def fused_distance_attention(
 
 
 def distance_table(encoding: LayerEncoding, q: Tensor) -> Tensor | None:
-    """Return the bias [H, T] of every distance for queries [B, H, T, K]; heads may share memory."""
+    """Return the bias [H, T] of every distance for queries [B, H, T, K]; None without a `distance_bias`.
+
+    Heads may share memory.
+    """
     table = encoding.distance_bias(torch.arange(q.shape[-2], device=q.device))
     return None if table is None else table.expand(q.shape[1], q.shape[-2])
 
