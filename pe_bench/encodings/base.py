@@ -136,13 +136,13 @@ class Declared:
         return {}
 
 
-# Hooks, and the optional hook that computes the same result faster.
+# Hooks, and the optional hooks with which the same result is computed faster.
 SHORTCUTS = {
-    "scores": "terms",
-    "bias": "columns",
-    "distance_bias": "columns",
-    "visible": "ranges",
-    "attend": "attend_chunked",
+    "scores": ("terms",),
+    "bias": ("columns",),
+    "distance_bias": ("columns",),
+    "visible": ("ranges", "first_keys"),
+    "attend": ("attend_chunked",),
 }
 # Hooks that read the queries of all tokens: no query may be left out before their call.
 FULL_SEQUENCE_HOOKS = ("convolve", "attend")
@@ -155,11 +155,12 @@ class LayerEncoding(nn.Module, Declared):
     per_layer: ClassVar[bool] = False  # True: every layer has its own parameters
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Drop the inherited shortcut of each hook that the class changes."""
+        """Drop the inherited shortcuts of each hook that the class changes."""
         super().__init_subclass__(**options)
-        for hook, shortcut in SHORTCUTS.items():
-            if hook in vars(cls) and shortcut not in vars(cls):
-                setattr(cls, shortcut, getattr(LayerEncoding, shortcut))
+        for hook in SHORTCUTS.keys() & vars(cls).keys():
+            for shortcut in SHORTCUTS[hook]:
+                if shortcut not in vars(cls):
+                    setattr(cls, shortcut, getattr(LayerEncoding, shortcut))
 
     def convolve(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Change the queries, keys and values of all tokens [B, H, T, K] by those of earlier tokens."""
@@ -174,7 +175,7 @@ class LayerEncoding(nn.Module, Declared):
         return queries.x, keys.x
 
     def logit_scale(self, queries: Side) -> Tensor | None:
-        """Return a factor for the scaled scores, broadcastable to [B, H, Q, 1]."""
+        """Return a factor for the scaled scores, broadcastable to [B, H, Q, 1]; None: no factor."""
         return None
 
     def scores(self, queries: Side, keys: Side, scale: float) -> Tensor:
@@ -194,11 +195,11 @@ class LayerEncoding(nn.Module, Declared):
         raise LookupError(f"the scores of {type(self).__name__} have no terms")
 
     def distance_bias(self, distance: Tensor) -> Tensor | None:
-        """Return a bias [H, n] of the distance alone, for distances [n] (query minus key position)."""
+        """Return a bias [H, n] of the distances [n] (query minus key position) alone; None: no bias."""
         return None
 
     def bias(self, queries: Side, keys: Side) -> Tensor | None:
-        """Return a bias [H, Q, N] or [B, H, Q, N] added after the scale.
+        """Return a bias [H, Q, N] or [B, H, Q, N] added after the scale; None: no bias.
 
         The default is `distance_bias` of the difference in position. Values for keys after the query must be
         finite; the mask hides them.
@@ -235,12 +236,20 @@ class LayerEncoding(nn.Module, Declared):
         """
         return [range(stop)]
 
+    def first_keys(self, tokens: int) -> Tensor | None:
+        """Optional, with `visible`: return the first key [T] that each query sees, int64 on the CPU.
+
+        Each query then sees all keys from its first key to itself, and no first key is before that of an
+        earlier query. None: queries see other keys.
+        """
+        return None if self.overrides("visible") else torch.zeros(tokens, dtype=torch.int64)
+
     def weights(self, scores: Tensor, visible: Tensor) -> Tensor:
-        """Return attention weights [B, H, Q, N] from logits."""
+        """Return attention weights [B, H, Q, N] from logits `scores` and the mask of visible keys."""
         return scores.masked_fill(~visible, float("-inf")).softmax(-1)
 
     def null_logit(self, queries: Side) -> Tensor | None:
-        """Return the logit of one more key without a value, broadcastable to [B, H, Q, 1].
+        """Return the logit of one more key without a value, broadcastable to [B, H, Q, 1]; None: no such key.
 
         Nothing scales this logit. Fast paths add it to the log-sum-exp of the other logits at no cost.
         """
@@ -262,7 +271,7 @@ class LayerEncoding(nn.Module, Declared):
         return self.attend(x, q, k, v)
 
     def gate(self, x: Tensor) -> Tensor | None:
-        """Return a factor of the queries' output, [B, H, Q, K] or [B, H, Q, 1].
+        """Return a factor of the queries' output, [B, H, Q, K] or [B, H, Q, 1]; None: no factor.
 
         x: the layer's input [B, Q, D] at the queries.
         """
@@ -288,7 +297,10 @@ class PositionalEncoding(nn.Module, Declared):
         return torch.arange(tokens.shape[-1], device=tokens.device)
 
     def embed(self, x: Tensor, ids: Tensor, tokens: Tensor) -> Tensor:
-        """Change the token embeddings [B, T, D] before the first layer."""
+        """Change the token embeddings x [B, T, D] before the first layer.
+
+        ids: the position ids that `ids` returned. tokens: [B, T].
+        """
         return x
 
     def layer(self, number: int) -> LayerEncoding:

@@ -209,6 +209,15 @@ class Stack(LayerEncoding):
     def ranges(self, start: int, stop: int) -> list[range]:
         return reduce(intersection, [part.ranges(start, stop) for part in self.parts])
 
+    def first_keys(self, tokens: int) -> Tensor | None:
+        first_keys = torch.zeros(tokens, dtype=torch.int64)
+        for part in self.parts:
+            own_keys = part.first_keys(tokens)
+            if own_keys is None:
+                return None
+            first_keys = torch.maximum(first_keys, own_keys)
+        return first_keys
+
     def weights(self, scores: Tensor, visible: Tensor) -> Tensor:
         return self._part_that_changes("weights").weights(scores, visible)
 

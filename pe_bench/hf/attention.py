@@ -26,6 +26,7 @@ ATTENTION_NAME = "pe_bench"
 # much of their attention whatever these say (Xiao et al. 2024, arXiv:2309.17453, find that four are enough).
 # Where they are hidden, the loss rises for a reason that has nothing to do with far text.
 ALWAYS_VISIBLE_TOKENS = 4
+QUERIES_AT_ONCE = 256  # the most queries of a mask that is looked at
 # Arguments on which a layer's output does not depend, or that are known in other ways.
 ARGUMENTS_WITHOUT_EFFECT = frozenset(
     {"position_ids", "cache_position", "use_cache", "output_attentions", "output_hidden_states"}
@@ -46,6 +47,7 @@ class PassMask:
     device: torch.device
     # The result of `first_key`, by its arguments.
     _first: dict[tuple[int, int], int] = field(default_factory=dict)
+    _first_keys: dict[int, Tensor | None] = field(default_factory=dict)  # those of `first_keys`
 
     def visible(self, query_Q: Tensor, key_N: Tensor) -> Tensor:
         """Return the mask [Q, N] of the keys that queries see, from the indices of both."""
@@ -60,6 +62,26 @@ class PassMask:
             is_seen = self.visible(index[start:], index).any(0)
             self._first[start, stop] = int(is_seen.long().argmax())
         return self._first[start, stop]
+
+    def first_keys(self, tokens: int) -> Tensor | None:
+        """Return the first key [T] that each query sees, or None, as `LayerEncoding.first_keys` does."""
+        if tokens not in self._first_keys:
+            self._first_keys[tokens] = self._find_first_keys(tokens)
+        return self._first_keys[tokens]
+
+    def _find_first_keys(self, tokens: int) -> Tensor | None:
+        """Find the result of `first_keys` in the mask, some queries at a time."""
+        found = []
+        for queries in torch.arange(tokens, device=self.device).split(QUERIES_AT_ONCE):
+            keys = torch.arange(int(queries[-1]) + 1, device=self.device)
+            seen = self.visible(queries, keys)
+            first = queries + 1 - seen.sum(-1)
+            from_first = (keys >= first.unsqueeze(-1)) & (keys <= queries.unsqueeze(-1))
+            if not torch.equal(seen, from_first):
+                return None
+            found.append(first)
+        first_keys = torch.cat(found)
+        return first_keys.cpu() if (first_keys.diff() >= 0).all() else None
 
     def count(self, length: int) -> int:
         """Return the number of keys that the last of `length` tokens sees."""
@@ -79,6 +101,9 @@ class PassMaskLayer(LayerEncoding):
 
     def ranges(self, start: int, stop: int) -> list[range]:
         return [range(self.mask.first_key(start, stop), stop)]
+
+    def first_keys(self, tokens: int) -> Tensor | None:
+        return self.mask.first_keys(tokens)
 
 
 class FirstAndLatest(LayerEncoding):
@@ -123,9 +148,9 @@ class AttentionArguments(NamedTuple):
     """The arguments of a layer's attention in a pass."""
 
     queries: Tensor  # [B, H, T, K]
-    mask: PassMask | None
+    mask: PassMask | None  # None: causal
     factor: float  # the factor of the logits, relative to 1 / sqrt(K)
-    softcap: float | None
+    softcap: float | None  # c of the logits c tanh(z / c); None: no cap
     has_sinks: bool
 
 

@@ -161,7 +161,8 @@ void unpack(const float* squares, float factor, int64_t strip, const Rows& rows)
 // What both passes of one head read, in a thread's own memory.
 struct Head {
     explicit Head(const Shape& shape)
-        : scale(shape.scale),
+        : first_key(shape.first_key),
+          scale(shape.scale),
           tokens(shape.tokens),
           strips(pieces(tokens)),
           across(pieces(shape.width)),
@@ -170,7 +171,14 @@ struct Head {
           query_turned(strips * across * PANEL),
           key_rows(strips * across * PANEL),
           value_rows(strips * value_across * PANEL),
-          rising((strips + 2) * SIDE) {}
+          rising((strips + 2) * SIDE),
+          ends(strips * SIDE) {
+        int64_t query = 0;
+        for (int64_t key = 0; key < strips * SIDE; ++key) {
+            while (query < tokens && first_key(query) <= key) ++query;
+            *ends.at(key) = query < tokens ? query : strips * SIDE;
+        }
+    }
 
     void read_head(const Rows& q, const Rows& k, const Rows& v, const float* bias) {
         pack(q, query_rows.at(0));
@@ -180,7 +188,7 @@ struct Head {
         if (bias != nullptr) std::copy_n(bias + q.h * tokens, tokens, rising.at(SIDE));
     }
 
-    // The logits of a square, minus infinity for keys after the query.
+    // The logits of a square, minus infinity for keys after the query and before the first that it sees.
     void logits(int64_t key, int64_t query, float* square) const {
         product<false>(across, key_rows.at(key * PANEL), strips, query_turned.at(query * across * PANEL),
                        square);
@@ -189,14 +197,18 @@ struct Head {
             float* line = square + j * SIDE;
             for (int c = 0; c < SIDE; c += LANES) store(line + c, load(line + c) * scale + load(bias + c));
             if (key == query) std::fill_n(line, j, NEVER);
+            const int64_t end = *ends.at(key * SIDE + j) - query * SIDE;
+            if (end < SIDE) std::fill(line + std::max<int64_t>(end, 0), line + SIDE, NEVER);
         }
     }
 
+    const FirstKeys first_key;
     const Instructions instructions{};
     const float scale;
     const int64_t tokens, strips, across, value_across;
     Words query_rows, query_turned, key_rows, value_rows;
     Floats rising;  // entry SIDE + d is the bias of distance d
+    Buffer<int64_t> ends;  // of each key, the first later query that does not see it
 };
 
 struct Forward : Head {
@@ -220,7 +232,7 @@ struct Forward : Head {
             std::fill_n(largest, SIDE, NEVER);
             std::fill_n(sum, SIDE, 0.0f);
             std::fill_n(sums.at(0), value_across * SQUARE, 0.0f);
-            for (int64_t key = 0; key <= query; key += MOST)
+            for (int64_t key = first_key(query * SIDE) / SIDE; key <= query; key += MOST)
                 attend(query, key, std::min<int64_t>(MOST, query + 1 - key));
             finish(query, output, Normalizers(shape, normalizers, b, h));
         }
@@ -331,8 +343,10 @@ struct Backward : Head {
         for (int64_t strip = 0; strip < strips; ++strip) {
             std::fill_n(key_gradient.at(0), across * SQUARE, 0.0f);
             std::fill_n(value_gradient.at(0), value_across * SQUARE, 0.0f);
-            for (int64_t first = strip; first < strips; first += MOST)
-                add(strip, first, std::min<int64_t>(MOST, strips - first));
+            const int64_t last_key = (strip + 1) * SIDE - 1;
+            const int64_t seeing = pieces(*ends.at(last_key));  // the strips of queries that see a key of this one
+            for (int64_t first = strip; first < seeing; first += MOST)
+                add(strip, first, std::min<int64_t>(MOST, seeing - first));
             unpack(key_gradient.at(0), scale, strip, {dk, b, h, tokens, width});
             unpack(value_gradient.at(0), 1, strip, {dv, b, h, tokens, value_width});
         }

@@ -213,6 +213,7 @@ class AttentionShape(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("batch", "heads", "tokens", "width", "value_width")),
         ("scale", ctypes.c_float),
         ("threads", ctypes.c_int32),
+        ("first_keys", ctypes.c_void_p),
     ]
 
 
@@ -228,14 +229,18 @@ StridedTensor._fields_ = [
 ]
 
 
-def shape_of(q: Tensor, v: Tensor, scale: float, columns_width: int = 0) -> Any:
+def shape_of(
+    q: Tensor, v: Tensor, scale: float, columns_width: int = 0, first_keys: Tensor | None = None
+) -> Any:
     """Return a pointer to an `AttentionShape` for queries q and values v [B, H, T, *].
 
-    scale: of the logits. columns_width: features that `strided` puts before each query and key.
+    scale: of the logits. columns_width: features that `strided` puts before each query and key. first_keys:
+    the first key [T] that each query sees, int64.
     """
     *sizes, width = q.shape
     threads = torch.get_num_threads()
-    shape = AttentionShape(*sizes, columns_width + width, v.shape[-1], scale, threads)
+    first = pointer_to(first_keys)
+    shape = AttentionShape(*sizes, columns_width + width, v.shape[-1], scale, threads, first)
     return ctypes.byref(shape)
 
 

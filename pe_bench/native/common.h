@@ -16,10 +16,17 @@
 #include <thread>
 #include <vector>
 
+// The first key that each query sees, [tokens]; it never falls from query to query. Null: all see every key before.
+struct FirstKeys {
+    const int64_t* keys;
+    int64_t operator()(int64_t query) const { return keys == nullptr ? 0 : keys[query]; }
+};
+
 struct Shape {
     int64_t batch, heads, tokens, width, value_width;
     float scale;
     int32_t threads;
+    FirstKeys first_key;
 };
 
 // [batch, heads, tokens, width]; neighbours in the last dimension are neighbours in memory. The first

@@ -139,7 +139,8 @@ void unpack(const float* rows, int64_t row, int64_t tokens, int64_t width, float
 // What both passes of one head read, in a thread's own memory.
 struct Head {
     explicit Head(const Shape& shape)
-        : tokens(shape.tokens),
+        : first_key(shape.first_key),
+          tokens(shape.tokens),
           width(shape.width),
           row(padded(shape.width)),
           value_row(padded(shape.value_width)),
@@ -158,7 +159,7 @@ struct Head {
                 *falling.at(tokens - 1 - distance) = bias[h * tokens + distance];
     }
 
-    // The logits of a block, minus infinity for keys after the query.
+    // The logits of a block, minus infinity for keys after the query and before the first that it sees.
     void logits(const Block& block) {
         score(block, int(width), query.at(block.query * row), row, key_transposed.at(block.key * width),
               scores.at(0));
@@ -168,6 +169,8 @@ struct Head {
             const int seen = block.seen(i + 1);
             for (int j = 0; j < padded(seen); j += LANES) store(line + j, load(line + j) + load(bias + j));
             for (int j = seen; j < block.row_end(i); ++j) line[j] = NEVER;
+            const int64_t hidden = first_key(block.query + i) - block.key;
+            if (hidden > 0) std::fill_n(line, std::min<int64_t>(hidden, seen), NEVER);
         }
     }
 
@@ -179,10 +182,11 @@ struct Head {
     template <class Visit>
     void each_block_of(int64_t first, Visit visit) const {
         const int queries = int(std::min<int64_t>(QUERIES, tokens - first));
-        for (int64_t key = 0; key < first + queries; key += KEYS)
+        for (int64_t key = first_key(first) / KEYS * KEYS; key < first + queries; key += KEYS)
             visit(Block{first, key, queries, int(std::min<int64_t>(KEYS, tokens - key))});
     }
 
+    const FirstKeys first_key;
     const int64_t tokens, width, row, value_row, blocks;
     Floats query, key_transposed, falling, scores;
 };

@@ -314,6 +314,10 @@ def test_show_prints_what_was_found_of_the_layers(command: Command, tmp_path: Pa
     assert rows("gpt_oss") == [["0, 2", *yarn, f"window of {WINDOW}", "yes"], ["1, 3", *yarn, "all", "yes"]]
     chunks = PassMask(lambda b, h, q, k: (k <= q) & (k // 16 == q // 16), False, torch.device("cpu"))
     assert _visible_text(chunks) == "chunk of 16"
+    first_keys = chunks.first_keys(300)
+    assert first_keys is not None and first_keys.tolist() == [16 * (index // 16) for index in range(300)]
+    sinks = PassMask(lambda b, h, q, k: (k <= q) & ((k < 4) | (k > q - 9)), False, torch.device("cpu"))
+    assert sinks.first_keys(300) is None
     write_hf_model(tmp_path / "bloom", "bloom")
     refused = command("show", f"hf:{tmp_path / 'bloom'}")
     assert refused.code == 2 and "bloom does not let its attention be replaced" in refused.line

@@ -58,7 +58,7 @@ def test_the_path_that_is_named_is_the_one_that_attention_took(monkeypatch):
             took[path.name] = None
         return path
 
-    (subject,) = resolve(["swan", *TINY, "model.n_layers=3"])
+    (subject,) = resolve(["kimi_linear", *TINY, "model.n_layers=5"])
     one = ScoringPass(subject.config, subject.spec, 16, CPU)
     monkeypatch.setattr(pe_bench.model.attention, "choose_path", recorded)
     one()

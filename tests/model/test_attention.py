@@ -181,9 +181,9 @@ TAKEN: dict[str, tuple[str | None, ...]] = {
     "columns": (COLUMN, COLUMN, CHUNK, REFERENCE, FLEX),
     "columns and a slope": (CHUNK, REFERENCE, CHUNK, REFERENCE, REFERENCE),
     "a bias of positions": (CHUNK, REFERENCE, CHUNK, REFERENCE, REFERENCE),
-    "a window": (CHUNK, CHUNK, CHUNK, CHUNK, FLEX),
-    "a slope and a window": (CHUNK, CHUNK, CHUNK, CHUNK, FLEX),
-    "buckets in chunks": (CHUNK, REFERENCE, CHUNK, REFERENCE, FLEX),
+    "a window": (NATIVE, NATIVE, CHUNK, CHUNK, FLEX),
+    "a slope and a window": (NATIVE, NATIVE, CHUNK, CHUNK, FLEX),
+    "buckets in chunks": (NATIVE, NATIVE, CHUNK, REFERENCE, FLEX),
     "sinks": (CHUNK, CHUNK, CHUNK, CHUNK, None),
     "relative values": (RELATIVE, REFERENCE, RELATIVE, REFERENCE, REFERENCE),
     "disentangled": (RELATIVE, REFERENCE, RELATIVE, REFERENCE, REFERENCE),
@@ -214,7 +214,8 @@ def test_the_path_follows_from_the_hooks_and_from_what_is_learned(monkeypatch: p
     for name, (*expected, without, without_in_training, _) in TAKEN.items():
         assert taken(name) == (*expected,), name
         assert expected[0] == RELATIVE or taken(name, sink) == (*expected,), name
-        assert taken(name, window=3)[0] in (CHUNK, REFERENCE), name
+        is_native = expected[0] in (NATIVE, COLUMN)
+        assert taken(name, window=3)[0] in ([expected[0]] if is_native else [CHUNK, REFERENCE]), name
         assert taken(name, tokens=MAX_NATIVE_TOKENS + 1)[0] == without, name
         with monkeypatch.context() as patch:
             patch.setattr(paths, "usable_kernel", lambda dtype: NO_KERNEL)

@@ -1,6 +1,7 @@
 """Our own kernels give what float64 gives, as far as their type goes, and nobody needs them."""
 
 import ctypes
+import functools
 import math
 import platform
 from collections.abc import Callable
@@ -167,6 +168,43 @@ def test_half_precision_is_as_exact_as_its_type(products: None) -> None:
                 assert tokens < 64 or error <= ROUNDING * truth.square().mean().sqrt()
 
 
+def hiding(first_keys: Tensor) -> Callable[..., Tensor]:
+    """Return `exactly` with the keys hidden before the first key [T] of each query."""
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, table: Tensor | None, scale: float) -> Tensor:
+        index = torch.arange(q.shape[-2])
+        hidden = index < first_keys.unsqueeze(-1)
+        distance = (index.unsqueeze(-1) - index).clamp(min=0)
+        bias = 0 if table is None else table[:, distance]
+        logits = (scale * q @ k.mT + bias).masked_fill(hidden | (index > index.unsqueeze(-1)), -math.inf)
+        return logits.softmax(-1) @ v
+
+    return attend
+
+
+def require_hidden_keys_are_exact(dtype: torch.dtype, limit: float) -> None:
+    """Compare windows and chunks of keys with float64; `limit` is relative to numbers above 1."""
+    for tokens, size in ((1, 1), (31, 1), (48, 3), (129, 32), (129, 64), (300, 100), (300, 400)):
+        index = torch.arange(tokens)
+        for first_keys in ((index + 1 - size).clamp(min=0), index - index % size):
+            attend = functools.partial(causal_attention, first_keys=first_keys)
+            tensors = drawn(tokens, dtype=dtype)
+            exact = results(hiding(first_keys), in_doubles(tensors))
+            for one, truth in zip(results(attend, tensors), exact, strict=True):
+                assert largest_difference(one, truth) <= limit * max(1.0, float(truth.abs().max()))
+
+
+@here
+def test_windows_and_chunks_of_keys_are_those_of_float64() -> None:
+    require_hidden_keys_are_exact(torch.float32, 1e-5)
+
+
+@here
+@on_x86
+def test_windows_and_chunks_in_half_precision_are_as_exact_as_its_type(products: None) -> None:
+    require_hidden_keys_are_exact(torch.bfloat16, 4 * ROUNDING)
+
+
 @here
 def test_splitting_heads_over_threads_changes_no_bit(products: None) -> None:
     for dtype in (torch.float32, torch.bfloat16):
@@ -176,9 +214,10 @@ def test_splitting_heads_over_threads_changes_no_bit(products: None) -> None:
             library = build.kernel().library
         assert library is not None
         found = []
+        first_keys = (torch.arange(1_100) - 400).clamp(min=0)
         for threads in (1, 2, 3, 16):
             torch.set_num_threads(threads)
-            found.append(native._forward(library, q, k, v, table, SCALE))
+            found.append(native._forward(library, q, k, v, table, SCALE, first_keys=first_keys))
         torch.set_num_threads(1)
         for output, normalizers in found[1:]:
             assert torch.equal(output, found[0][0]) and torch.equal(normalizers, found[0][1])

@@ -234,6 +234,17 @@ class RangesTooNarrow(SlidingWindow):
         return window_ranges(self.window - 1, start, stop)
 
 
+@fails("fused half_precision", r"gradients in float32 and float64 differ by \d")
+class FirstKeyTooEarly(SlidingWindow):
+    """The first key of each query is the one before its window."""
+
+    def __init__(self):
+        super().__init__(window=6)
+
+    def first_keys(self, tokens):
+        return (super().first_keys(tokens) - 1).clamp(min=0)
+
+
 @fails("norm", r"a norm changes by \d")
 class NormsChange(Rotary):
     def turn(self, x, position):

@@ -19,6 +19,7 @@ are shared by all layers, and so neither can have them. After training each part
 `pe-bench eval RUN --with 'local_global global={name: yarn, factor: 8}'` scales the global layers of `rope`.
 """
 
+import torch
 from torch import Tensor, nn
 
 from pe_bench.encodings.base import (
@@ -51,6 +52,10 @@ class Chunks(LayerEncoding):
 
     def ranges(self, start: int, stop: int) -> list[range]:
         return [range(start // self.chunk * self.chunk, stop)]
+
+    def first_keys(self, tokens: int) -> Tensor:
+        index = torch.arange(tokens)
+        return index - index % self.chunk
 
 
 class LocalGlobal(PositionalEncoding):

@@ -12,7 +12,7 @@ Peters, Cohan 2020, "Longformer", arXiv:2004.05150, section 3.1.
 from torch import Tensor
 
 from pe_bench.encodings.base import RELATIVE_ENCODINGS, ROTARY_ENCODINGS, AtLeast1, LayerEncoding, Side
-from pe_bench.encodings.masks.ranges import window_ranges
+from pe_bench.encodings.masks.ranges import first_keys_in_windows, window_ranges
 
 
 class SlidingWindow(LayerEncoding):
@@ -34,3 +34,6 @@ class SlidingWindow(LayerEncoding):
 
     def ranges(self, start: int, stop: int) -> list[range]:
         return window_ranges(self.window, start, stop)
+
+    def first_keys(self, tokens: int) -> Tensor:
+        return first_keys_in_windows(self.window, tokens)

@@ -154,8 +154,8 @@ def masked_weights(case: Case) -> str:
 def fused(case: Case) -> str:
     """The fused path gives what the reference gives, in float64 and float32.
 
-    Look at: ranges, against visible; columns and distance_bias, against bias; the scale: 1/sqrt(d_head)
-    multiplies scores alone.
+    Look at: ranges and first_keys, against visible; columns and distance_bias, against bias; the scale:
+    1/sqrt(d_head) multiplies scores alone.
     """
     if not case.is_undefined_past_training:
         further_apart = 2 * SEVERAL_CHUNKS + 3

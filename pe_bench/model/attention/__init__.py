@@ -15,7 +15,11 @@ from pe_bench.encodings.relative.tables import Relative
 from pe_bench.model.attention.chunks import fused_chunk_attention, fused_relative_attention
 from pe_bench.model.attention.flex import can_flex, fused_flex_attention
 from pe_bench.model.attention.fused import can_tabulate, fused_attention, fused_distance_attention
-from pe_bench.model.attention.native import native_attention, native_column_attention, usable_kernel
+from pe_bench.model.attention.native import (
+    native_attention,
+    native_column_attention,
+    usable_kernel,
+)
 from pe_bench.model.attention.reference import gated, softmax_attention
 from pe_bench.model.attention.reference import reference_attention as reference_attention
 from pe_bench.native.build import AMX_FEATURES
@@ -98,9 +102,11 @@ def choose_path(
     has_plain_terms = encoding.overrides("terms") or not encoding.overrides("scores")
     if encoding.overrides(*REFERENCE_ONLY_HOOKS) or not has_plain_terms:
         return REFERENCE
-    if window is not None or encoding.overrides("visible", "terms"):
-        return chunk_path(encoding, q)
     native = prefers_native_kernel(q)
+    hides_keys = window is not None or encoding.overrides("visible")
+    is_read_in_chunks = hides_keys and not (native and encoding.first_keys(q.shape[-2]) is not None)
+    if is_read_in_chunks or encoding.overrides("terms"):
+        return chunk_path(encoding, q)
     if not encoding.overrides("bias", "distance_bias"):
         return NATIVE if native or native_bfloat16_is_faster(q) else FUSED
     if native and encoding.has_columns():

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from pe_bench.encodings.base import LayerEncoding
+from pe_bench.encodings.masks.ranges import first_keys_in_windows
 from pe_bench.errors import require
 from pe_bench.model.attention.fused import distance_table, gradient_of_null
 from pe_bench.model.attention.reference import apply_logit_scale, make_sides, share_of_keys
@@ -29,7 +30,13 @@ MAX_KERNEL_ERROR = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
 
 
 def native_attention(
-    encoding: LayerEncoding, x: Tensor, q: Tensor, k: Tensor, v: Tensor, position: Tensor, window: None = None
+    encoding: LayerEncoding,
+    x: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    position: Tensor,
+    window: int | None = None,
 ) -> Tensor:
     """Compute attention for encodings with a `distance_bias` or no bias.
 
@@ -44,12 +51,21 @@ def native_attention(
     scaled_q = apply_logit_scale(queries.x, encoding.logit_scale(queries)).to(dtype)
     scale = 1 / math.sqrt(q.shape[-1])
     null = encoding.null_logit(queries)
-    output = causal_attention(scaled_q, keys.x.to(dtype), v.to(dtype), table, scale, null)
+    first_keys = first_visible_keys(encoding, q.shape[-2], window)
+    output = causal_attention(
+        scaled_q, keys.x.to(dtype), v.to(dtype), table, scale, null, first_keys=first_keys
+    )
     return output.to(v.dtype)
 
 
 def native_column_attention(
-    encoding: LayerEncoding, x: Tensor, q: Tensor, k: Tensor, v: Tensor, position: Tensor, window: None = None
+    encoding: LayerEncoding,
+    x: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    position: Tensor,
+    window: int | None = None,
 ) -> Tensor:
     """Compute attention for encodings with a low-rank bias: `columns` of the queries and of the keys.
 
@@ -62,8 +78,23 @@ def native_column_attention(
     null = encoding.null_logit(queries)
     columns = encoding.columns(queries, keys)
     scale = 1 / math.sqrt(q.shape[-1])
-    output = causal_attention(scaled_q, keys.x.float(), v.float(), None, scale, null, columns)
+    first_keys = first_visible_keys(encoding, q.shape[-2], window)
+    output = causal_attention(
+        scaled_q, keys.x.float(), v.float(), None, scale, null, columns, first_keys=first_keys
+    )
     return output.to(v.dtype)
+
+
+def first_visible_keys(encoding: LayerEncoding, tokens: int, window: int | None) -> Tensor | None:
+    """Return the first key [T] that each query sees, int64; None if every query sees all keys before it.
+
+    The encoding's `first_keys` must not be None.
+    """
+    first_keys = encoding.first_keys(tokens) if encoding.overrides("visible") else None
+    if window is None:
+        return first_keys
+    in_window = first_keys_in_windows(window, tokens)
+    return in_window if first_keys is None else torch.maximum(first_keys, in_window)
 
 
 def causal_attention(
@@ -74,12 +105,15 @@ def causal_attention(
     scale: float,
     null: Tensor | None = None,
     columns: Sequence[Tensor] = (),
+    first_keys: Tensor | None = None,
 ) -> Tensor:
     """Return the output [B, H, T, V] of causal attention on the CPU.
 
     q, k: [B, H, T, K]. v: [B, H, T, V]. table: biases [H, T] by distance. null: null logits [.., T, 1].
     columns: further columns of queries and of keys, [.., T, C] each, whose products are added to the logits.
-    All are float32; q, k and v may be bfloat16 with a kernel for this type and without columns.
+    first_keys: the first key [T] that each query sees, int64, never falling; None: all keys before the query.
+    All are float32; q, k and v may be bfloat16 with a kernel for this type and without columns. Raises
+    `UserError` if queries and keys differ in width.
     """
     # Encodings may share tensors among heads, which the kernel needs in full shape. (PyTorch's
     # `broadcast_shapes` would import SymPy, which is slow.)
@@ -91,7 +125,7 @@ def causal_attention(
     if null is not None:
         null = null.float().expand(*leading, 1)
     columns = [column.float().expand(*leading, -1) for column in columns]
-    return cast(Tensor, _Attention.apply(q, k, v, table, null, scale, *columns))
+    return cast(Tensor, _Attention.apply(q, k, v, table, null, first_keys, scale, *columns))
 
 
 @functools.cache
@@ -132,33 +166,34 @@ class _Attention(torch.autograd.Function):
         v: Tensor,
         table: Tensor | None,
         null_logit: Tensor | None,
+        first_keys: Tensor | None,
         scale: float,
         *columns: Tensor,
     ) -> Tensor:
         """Return the output; arguments as in `causal_attention`, expanded to all batches and heads."""
         library = usable_kernel(q.dtype).library
         assert library is not None
-        output, normalizers = _forward(library, q, k, v, table, scale, columns)
+        output, normalizers = _forward(library, q, k, v, table, scale, columns, first_keys)
         if null_logit is not None:
             _add_null(null_logit, output, normalizers)
-        ctx.save_for_backward(q, k, v, table, null_logit, output, normalizers, *columns)
+        ctx.save_for_backward(q, k, v, table, null_logit, first_keys, output, normalizers, *columns)
         ctx.scale = scale
         return output
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        q, k, v, table, null_logit, output, normalizers, *columns = ctx.saved_tensors
+        q, k, v, table, null_logit, first_keys, output, normalizers, *columns = ctx.saved_tensors
         saved = (q, k, v, table, output, normalizers, *columns)
         library = usable_kernel(q.dtype).library
         assert library is not None
         gradients, grad_columns = _backward(
-            library, saved, gradient, ctx.scale, has_table_gradient=ctx.needs_input_grad[3]
+            library, saved, gradient, ctx.scale, first_keys, has_table_gradient=ctx.needs_input_grad[3]
         )
         grad_null = None
         if null_logit is not None:
             grad_null = gradient_of_null(null_logit, _log_sum_exp(normalizers), output, gradient)
-        return *gradients, grad_null, None, *grad_columns
+        return *gradients, grad_null, None, None, *grad_columns
 
 
 def _add_null(null_logit: Tensor, output: Tensor, normalizers: Tensor) -> None:
@@ -190,6 +225,7 @@ def _forward(
     table: Tensor | None,
     scale: float,
     columns: Sequence[Tensor] = (),
+    first_keys: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return the output [B, H, T, V] of causal attention, and the normalizers [2, B, H, T] of its weights.
 
@@ -201,13 +237,19 @@ def _forward(
     normalizers = q.new_empty((2, *q.shape[:-1]), dtype=torch.float32)
     if table is not None:
         table = table.contiguous()
-    inputs = *_shape_and_rows(q, k, v, scale, columns), build.pointer_to(table)
+    inputs = *_shape_and_rows(q, k, v, scale, columns, first_keys), build.pointer_to(table)
     _call_kernel(library.pe_bench_forward, *inputs, build.strided(output), build.pointer_to(normalizers))
     return output, normalizers
 
 
 def _backward(
-    library: ctypes.CDLL, saved: Sequence[Any], gradient: Tensor, scale: float, *, has_table_gradient: bool
+    library: ctypes.CDLL,
+    saved: Sequence[Any],
+    gradient: Tensor,
+    scale: float,
+    first_keys: Tensor | None = None,
+    *,
+    has_table_gradient: bool,
 ) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor | None], list[Tensor]]:
     """Return the gradients of q, k, v and of the table [H, T] or None, and the gradients of the columns.
 
@@ -223,7 +265,7 @@ def _backward(
     if has_table_gradient:
         grad_tables = torch.empty_like(normalizers[0])
         grad_table = normalizers.new_empty(normalizers.shape[2:])
-    inputs = *_shape_and_rows(q, k, v, scale, columns), build.pointer_to(table)
+    inputs = *_shape_and_rows(q, k, v, scale, columns, first_keys), build.pointer_to(table)
     _, *gradients = _shape_and_rows(grad_q, grad_k, grad_v, scale, grad_columns)
     gradients = (
         build.strided(gradient),
@@ -238,12 +280,17 @@ def _backward(
 
 
 def _shape_and_rows(
-    q: Tensor, k: Tensor, v: Tensor, scale: float, columns: Sequence[Tensor]
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float,
+    columns: Sequence[Tensor],
+    first_keys: Tensor | None = None,
 ) -> tuple[Any, ...]:
     """Return a kernel's first arguments: pointers to the shape, and to queries, keys and values."""
     query_columns, key_columns = columns or (None, None)
     count = 0 if query_columns is None else query_columns.shape[-1]
-    shape = build.shape_of(q, v, scale, count)
+    shape = build.shape_of(q, v, scale, count, first_keys)
     return shape, build.strided(q, query_columns), build.strided(k, key_columns), build.strided(v)
 
 
