@@ -180,7 +180,7 @@ class Evaluation:
 
     @property
     def run_options(self) -> dict[str, Any]:
-        """Return the values of the options that only runs have, by name."""
+        """Return the values of the options that no Hugging Face model takes, by name."""
         return {"key_tokens_of": self.key_tokens_of, "code": self.code}
 
     @property
@@ -225,6 +225,7 @@ class Probing(Evaluation):
 
     @property
     def eval_values(self) -> dict[str, Any]:
+        """Return the values of an `Evaluation` without `lengths`: a probe has lengths of its own."""
         changes = super().eval_values
         changes.pop("lengths", None)
         return changes

@@ -175,7 +175,7 @@ def _find_rotation(model: nn.Module, actual: Tensor, plain: Tensor) -> Rotation 
 
 
 def _is_same(one: Tensor, other: Tensor) -> bool:
-    """Return whether two tensors differ by at most `ROTATION_TOLERANCE` of the largest number."""
+    """Return whether two tensors differ by at most `ROTATION_TOLERANCE` of the largest number of `one`."""
     difference = (one.double() - other.double()).abs().max()
     return bool(difference <= ROTATION_TOLERANCE * one.abs().max())
 

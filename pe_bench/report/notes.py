@@ -111,7 +111,7 @@ def later_stage_text(table: Table) -> str:
 
 
 def best_text(table: Table) -> str:
-    """Return the meaning of bold numbers in documents."""
+    """Return the meaning of bold numbers in Markdown and LaTeX."""
     which = "highest" if table.measure.higher_is_better else "lowest"
     if table.baseline:
         return f"bold: the {which} that is better than {table.baseline} for sure"

@@ -256,7 +256,7 @@ Masks = Mapping[str, np.ndarray]  # keys: the name of a slice; bool [targets] in
 
 
 def keep_slices(run: Path, masks: Mapping[str, Masks], judge: str = "") -> None:
-    """Add slices to a run's `means.safetensors`, and write the means of all rows there.
+    """Add slices to a run's `means.safetensors`, and write the means of the scored text there.
 
     masks: the slices of each target set, by the hash of the set. judge: the run whose scores chose the
     targets. Only the holder of the run's lock may call this.

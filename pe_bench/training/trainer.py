@@ -241,7 +241,10 @@ class Trainer:
         return batch.map(self.group.share), own_ids
 
     def _nll(self, batch: Batch, ids: Tensor, losses: nn.Module) -> Tensor:
-        """Return the negative log-likelihood of each target of a batch that has a loss, in nats."""
+        """Return the negative log-likelihood of each target that has a loss in a batch, [N], in nats.
+
+        ids: the position ids. losses: `Losses`, alone or split among processes.
+        """
         inputs_BT = batch.tokens[:, :-1].to(self.device)
         targets_BT = batch.tokens[:, 1:].to(self.device)
         has_loss = None if batch.is_answer is None else batch.is_answer[:, 1:].to(self.device).flatten()

@@ -235,7 +235,7 @@ class Look:
 
     @property
     def _lower_bounds(self) -> tuple[Floats, Floats]:
-        """The lower bounds of both differences, by which a change counts as worse or as no gain.
+        """The lower bounds of `at_training` and `at_longest`, by which a change is worse or no gain.
 
         Their chance of error does not depend on the try's number.
         """

@@ -284,10 +284,10 @@ def _seen_keys(case: Case, layer: LayerEncoding, length: int) -> Tensor:
 
 
 def far_errors(case: Case) -> list[float]:
-    """Return the largest difference of inputs, and of each layer's logits, far away, if all tokens are equal.
+    """Return the largest difference between far inputs, and between each layer's logits of far keys.
 
-    Inputs are compared at positions far past the training length, and the logits of the last query for keys
-    that are further away than `CLAMP_DISTANCE`.
+    All tokens of the text are equal. Inputs are compared at positions far past the training length, and the
+    logits of the last query for keys that are further away than `CLAMP_DISTANCE`.
     """
     position = torch.arange(CLAMP_DISTANCE + 2 * AROUND)
     position[AROUND:] += 2**18  # after a gap

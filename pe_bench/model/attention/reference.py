@@ -167,7 +167,7 @@ def apply_logit_scale(x: Tensor, factor: Tensor | None) -> Tensor:
 
 
 def select_tokens(side: Side, *ranges: range) -> Side:
-    """Return the part of a side that belongs to the tokens in the ranges of indices."""
+    """Return the part of a side in ranges of its tokens, counted from its first token whatever its index."""
     return Side(
         x=select_ranges(side.x, ranges, -2),
         raw=select_ranges(side.raw, ranges, -2),
@@ -178,6 +178,6 @@ def select_tokens(side: Side, *ranges: range) -> Side:
 
 
 def select_ranges(x: Tensor, ranges: Sequence[range], axis: int) -> Tensor:
-    """Return the parts of x in ranges of indices along an axis, concatenated."""
+    """Return the parts of x in ranges along an axis, concatenated."""
     parts = [x.narrow(axis, part.start, len(part)) for part in ranges]
     return parts[0] if len(parts) == 1 else torch.cat(parts, axis)
