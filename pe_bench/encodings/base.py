@@ -155,11 +155,15 @@ class LayerEncoding(nn.Module, Declared):
     per_layer: ClassVar[bool] = False  # True: every layer has its own parameters
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Drop the inherited shortcuts of each hook that the class changes."""
+        """Drop the shortcuts that come from a more remote class than the hook that they belong to."""
         super().__init_subclass__(**options)
-        for hook in SHORTCUTS.keys() & vars(cls).keys():
-            for shortcut in SHORTCUTS[hook]:
-                if shortcut not in vars(cls):
+
+        def remoteness(name: str) -> int:
+            return next(number for number, base in enumerate(cls.__mro__) if name in vars(base))
+
+        for hook, shortcuts in SHORTCUTS.items():
+            for shortcut in shortcuts:
+                if remoteness(shortcut) > remoteness(hook):
                     setattr(cls, shortcut, getattr(LayerEncoding, shortcut))
 
     def convolve(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -210,8 +210,12 @@ class Stack(LayerEncoding):
         return reduce(intersection, [part.ranges(start, stop) for part in self.parts])
 
     def first_keys(self, tokens: int) -> Tensor | None:
+        hiding = [part for part in self.parts if part.overrides("visible")]
+        # A part without first keys first: another part may search a mask for its own.
+        if not all(part.overrides("first_keys") for part in hiding):
+            return None
         first_keys = torch.zeros(tokens, dtype=torch.int64)
-        for part in self.parts:
+        for part in hiding:
             own_keys = part.first_keys(tokens)
             if own_keys is None:
                 return None

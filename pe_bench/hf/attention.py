@@ -26,7 +26,8 @@ ATTENTION_NAME = "pe_bench"
 # much of their attention whatever these say (Xiao et al. 2024, arXiv:2309.17453, find that four are enough).
 # Where they are hidden, the loss rises for a reason that has nothing to do with far text.
 ALWAYS_VISIBLE_TOKENS = 4
-QUERIES_AT_ONCE = 256  # the most queries of a mask that is looked at
+QUERIES_AT_ONCE = 256  # the most queries whose masks are looked at together
+MAX_SEARCHED_TOKENS = 8_192  # the longest text whose mask is searched for first keys: every pair is looked at
 # Arguments on which a layer's output does not depend, or that are known in other ways.
 ARGUMENTS_WITHOUT_EFFECT = frozenset(
     {"position_ids", "cache_position", "use_cache", "output_attentions", "output_hidden_states"}
@@ -71,13 +72,16 @@ class PassMask:
 
     def _find_first_keys(self, tokens: int) -> Tensor | None:
         """Find the result of `first_keys` in the mask, some queries at a time."""
+        if tokens > MAX_SEARCHED_TOKENS:
+            return None
         found = []
         for queries in torch.arange(tokens, device=self.device).split(QUERIES_AT_ONCE):
-            keys = torch.arange(int(queries[-1]) + 1, device=self.device)
+            stop = min(int(queries[-1]) + 2, tokens)  # after a key that is later than all queries
+            keys = torch.arange(stop, device=self.device)
             seen = self.visible(queries, keys)
             first = queries + 1 - seen.sum(-1)
             from_first = (keys >= first.unsqueeze(-1)) & (keys <= queries.unsqueeze(-1))
-            if not torch.equal(seen, from_first):
+            if not torch.equal(seen, from_first) or not (first <= queries).all():
                 return None
             found.append(first)
         first_keys = torch.cat(found)

@@ -208,7 +208,7 @@ struct Head {
     const int64_t tokens, strips, across, value_across;
     Words query_rows, query_turned, key_rows, value_rows;
     Floats rising;  // entry SIDE + d is the bias of distance d
-    Buffer<int64_t> ends;  // of each key, the first later query that does not see it
+    Buffer<int64_t> ends;  // of each key, the first later query that does not see it, else strips * SIDE
 };
 
 struct Forward : Head {

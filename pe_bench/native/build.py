@@ -207,7 +207,7 @@ def lend_threads(library: ctypes.CDLL) -> None:
 
 
 class AttentionShape(ctypes.Structure):
-    """Sizes of queries and values, scale and number of threads: the struct `Shape` of common.h."""
+    """Sizes, scale, number of threads and first keys: the struct `Shape` of common.h."""
 
     _fields_ = [
         *((name, ctypes.c_int64) for name in ("batch", "heads", "tokens", "width", "value_width")),
@@ -235,7 +235,7 @@ def shape_of(
     """Return a pointer to an `AttentionShape` for queries q and values v [B, H, T, *].
 
     scale: of the logits. columns_width: features that `strided` puts before each query and key. first_keys:
-    the first key [T] that each query sees, int64.
+    the first key [T] that each query sees, contiguous int64, which the caller keeps during the kernel's call.
     """
     *sizes, width = q.shape
     threads = torch.get_num_threads()

@@ -200,13 +200,17 @@ bool each_part(const Shape& shape, int64_t parts, Work work) {
 }
 
 // The number of parts into which the work on a head's output is split: enough for two on each thread, of at least
-// so many tokens each. Every part reads the whole head, which costs little against the products of a long text.
+// so many tokens each. Every part reads the whole head, which costs little against the products of a long text, but
+// not where queries see few keys: a part for every so many of the keys that a query sees on average.
 // Queries do not depend on each other, so results do not depend on the parts.
 inline int64_t parts_of_head(const Shape& shape) {
-    constexpr int64_t MIN_TOKENS_OF_PART = 512;
+    constexpr int64_t MIN_TOKENS_OF_PART = 512, SEEN_KEYS_OF_PART = 64;
     const int64_t heads = shape.batch * shape.heads;
-    const int64_t wanted = shape.threads == 1 ? 1 : (2 * shape.threads + heads - 1) / heads;
-    return std::clamp<int64_t>(wanted, 1, std::max<int64_t>(1, shape.tokens / MIN_TOKENS_OF_PART));
+    if (shape.threads == 1 || shape.tokens < 2 * MIN_TOKENS_OF_PART) return 1;
+    int64_t seen = 0;
+    for (int64_t query = 0; query < shape.tokens; ++query) seen += query + 1 - shape.first_key(query);
+    const int64_t most = std::min(shape.tokens / MIN_TOKENS_OF_PART, seen / shape.tokens / SEEN_KEYS_OF_PART);
+    return std::clamp<int64_t>((2 * shape.threads + heads - 1) / heads, 1, std::max<int64_t>(1, most));
 }
 
 // The gradients [batch, heads, tokens] of the bias, added over the batch, in order.

@@ -1,6 +1,6 @@
 // Causal attention with a bias of the distance, forward and backward, in float32.
 //
-//   z_ij = scale q_i . k_j + bias[i - j]   for j <= i,    out_i = sum_j softmax(z_i)_j v_j
+//   z_ij = scale q_i . k_j + bias[i - j]   for first_key(i) <= j <= i,    out_i = sum_j softmax(z_i)_j v_j
 //
 // Blocks of queries meet blocks of keys as in FlashAttention (Dao et al. 2022, arXiv:2205.14135, algorithm 1;
 // Dao 2023, arXiv:2307.08691), so that no more than a block of scores exists at a time. The bias is a vector

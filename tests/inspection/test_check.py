@@ -9,7 +9,6 @@ import pytest
 import torch
 from support import wrong_encodings
 from support.cases import LONG, PROPERTY, failures, find_case, find_wrong, finding
-from support.native import here
 from support.shown import ROOT_BIAS
 from support.wrong_encodings import WRONG
 
@@ -21,12 +20,7 @@ FILE = Path(wrong_encodings.__file__)
 BASIC = [one.name for one in BASICS]
 
 
-READ_BY_THE_KERNEL = "FirstKeyTooEarly"  # its mistake is in a hook that only our kernel reads
-
-
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=here) if name == READ_BY_THE_KERNEL else name for name in WRONG]
-)
+@pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_encoding_fails_where_it_is_wrong_and_nowhere_else_and_says_how(name: str) -> None:
     expected, says = WRONG[name]
     if expected and expected[0] in BASIC:  # which ends the check

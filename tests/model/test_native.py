@@ -15,6 +15,8 @@ from torch import Tensor
 
 from pe_bench.encodings.base import LayerEncoding, Side
 from pe_bench.encodings.content.fox import FoX
+from pe_bench.encodings.masks.sliding_window import SlidingWindow
+from pe_bench.errors import UserError
 from pe_bench.inspection.check.case import largest_difference, layer_inputs
 from pe_bench.model import attention as model_attention
 from pe_bench.model.attention import (
@@ -200,6 +202,33 @@ def test_windows_and_chunks_of_keys_are_those_of_float64() -> None:
 
 
 @here
+def test_keys_before_the_window_of_all_queries_of_a_block_are_not_read() -> None:
+    for dtype in (torch.float32, torch.bfloat16):
+        if native.usable_kernel(dtype).library is None:
+            continue
+        q, k, v, _, table = drawn(600, dtype=dtype)
+        v[:, :, :128] = math.nan
+        first_keys = (torch.arange(600) - 15).clamp(min=0)
+        output = causal_attention(q, k, v, table, SCALE, first_keys=first_keys)
+        # Blocks have up to 128 queries and keys.
+        assert output[:, :, 256:].isfinite().all() and not output[:, :, :128].isfinite().any()
+
+
+@here
+@pytest.mark.parametrize(
+    "first_keys", [torch.arange(40) - 9, torch.arange(40).flip(0), torch.zeros(1), torch.arange(1, 41)]
+)
+def test_first_keys_outside_the_text_are_refused_before_the_kernel_reads_them(first_keys: Tensor) -> None:
+    class Wrong(SlidingWindow):
+        def first_keys(self, tokens: int) -> Tensor:
+            return first_keys
+
+    x, q, k, v = layer_inputs(40, torch.float32)
+    with pytest.raises(UserError, match="first_keys of Wrong"):
+        attention(Wrong(10), x, q, k, v, torch.arange(40))
+
+
+@here
 @on_x86
 def test_windows_and_chunks_in_half_precision_are_as_exact_as_its_type(products: None) -> None:
     require_hidden_keys_are_exact(torch.bfloat16, 4 * ROUNDING)
@@ -272,7 +301,11 @@ def test_a_kernel_whose_first_trial_is_wrong_is_not_used(monkeypatch: pytest.Mon
     right = build.kernel()
     assert native.usable_kernel.__wrapped__(torch.float32) is right
     forward = native._forward
-    monkeypatch.setattr(native, "_forward", lambda *inputs: forward(*inputs[:-1], 1.01 * inputs[-1]))
+
+    def off(*inputs: object, **options: object) -> object:
+        return forward(*inputs[:-1], 1.01 * inputs[-1], **options)
+
+    monkeypatch.setattr(native, "_forward", off)
     tried = native.usable_kernel.__wrapped__(torch.float32)
     assert tried.library is None and "its results are off by" in tried.description
 

@@ -54,6 +54,7 @@ SHAPES = {
     "bias": ("HQN", "BHQN"),
     "adjust": ("BHQN",),
     "visible": ("QN", "HQN"),
+    "first_keys": ("T",),
     "weights": ("BHQN",),
     "null_logit": PER_QUERY_SHAPES,
     "mix": ("BHQK",),

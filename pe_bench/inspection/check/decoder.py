@@ -47,6 +47,7 @@ from pe_bench.inspection.check.case import (
 )
 from pe_bench.inspection.check.layers import CLAMP_DISTANCE, far_errors
 from pe_bench.model.attention import reference_attention
+from pe_bench.model.attention.native import fault_of_first_keys
 from pe_bench.model.attention.reference import make_sides
 from pe_bench.model.checks import find_lookahead_in_text
 from pe_bench.system.cost import count
@@ -54,7 +55,8 @@ from pe_bench.system.cost import count
 TOKENS = 9  # differs from every other size of the model
 SIZES = {"B": 2, "H": MODEL.n_heads, "K": MODEL.d_head, "D": MODEL.d_model, "1": 1}
 SIZES |= dict.fromkeys("TQNn", TOKENS)
-OPTIONAL = ("logit_scale", "distance_bias", "bias", "null_logit", "gate")  # may return None
+# These hooks may return None.
+OPTIONAL = ("logit_scale", "distance_bias", "bias", "first_keys", "null_logit", "gate")
 SHARED = "BHQ"  # axes along which one value may stand for all
 # The keys that each query of a case sees: where it sees none, scores do not matter.
 CAUSAL = torch.ones(TOKENS, TOKENS).tril().bool()
@@ -119,6 +121,8 @@ def _hook_calls(
 ) -> Iterator[tuple[str, Any, Tensor | None]]:
     """Yield the name of each hook, its value, and the mask of the values to check; None to check all.
 
+    With `first_keys` comes the mask of visible keys.
+
     Hooks are called in the order of the decoder, with random inputs of the type `dtype`.
     """
     x, q, k, v = layer_inputs(TOKENS, dtype)
@@ -144,6 +148,7 @@ def _hook_calls(
     yield "distance_bias", part.distance_bias(position), None
     visible = part.visible(queries, keys)
     yield "visible", visible, None
+    yield "first_keys", part.first_keys(TOKENS), visible
     yield "logit_scale", part.logit_scale(queries), None
     yield "bias", part.bias(queries, keys), None
     scores = part.scores(queries, keys, MODEL.d_head**-0.5)
@@ -168,11 +173,23 @@ def _fault_of_value(hook: str, value: Any, seen: Tensor | None) -> str:
         return f"returned {value.dtype}, must be torch.bool: true for the keys that a query may see"
     if not any(_has_shape(value.shape, shape) for shape in SHAPES[hook]):
         return f"returned the shape {list(value.shape)}, must be {expected}"
+    if hook == "first_keys":
+        assert seen is not None
+        return fault_of_first_keys(value, TOKENS) or _fault_of_visible_keys(value, seen)
     bad = ~value.detach().isfinite()
     if seen is not None:
         bad = bad & seen
     wrong = int(bad.sum())
     return f"has {wrong} values of {bad.numel()} that are not finite" if wrong else ""
+
+
+def _fault_of_visible_keys(first_keys: Tensor, visible: Tensor) -> str:
+    """Describe first keys [T] that do not follow from the mask of visible keys, [T, T] or [H, T, T]."""
+    index = torch.arange(len(first_keys))
+    from_first = (index >= first_keys.unsqueeze(-1)) & (index <= index.unsqueeze(-1))
+    is_wrong = (visible != from_first).any(-1).reshape(-1, len(index)).any(0)
+    count = int(is_wrong.sum())
+    return f"says of {count} of {len(index)} queries that they see other keys than visible" if count else ""
 
 
 def _has_shape(sizes: torch.Size, shape: str) -> bool:

@@ -15,11 +15,7 @@ from pe_bench.encodings.relative.tables import Relative
 from pe_bench.model.attention.chunks import fused_chunk_attention, fused_relative_attention
 from pe_bench.model.attention.flex import can_flex, fused_flex_attention
 from pe_bench.model.attention.fused import can_tabulate, fused_attention, fused_distance_attention
-from pe_bench.model.attention.native import (
-    native_attention,
-    native_column_attention,
-    usable_kernel,
-)
+from pe_bench.model.attention.native import native_attention, native_column_attention, usable_kernel
 from pe_bench.model.attention.reference import gated, softmax_attention
 from pe_bench.model.attention.reference import reference_attention as reference_attention
 from pe_bench.native.build import AMX_FEATURES
@@ -102,8 +98,8 @@ def choose_path(
     has_plain_terms = encoding.overrides("terms") or not encoding.overrides("scores")
     if encoding.overrides(*REFERENCE_ONLY_HOOKS) or not has_plain_terms:
         return REFERENCE
-    native = prefers_native_kernel(q)
     hides_keys = window is not None or encoding.overrides("visible")
+    native = prefers_native_kernel(q, hides_keys=hides_keys)
     is_read_in_chunks = hides_keys and not (native and encoding.first_keys(q.shape[-2]) is not None)
     if is_read_in_chunks or encoding.overrides("terms"):
         return chunk_path(encoding, q)
@@ -129,17 +125,18 @@ def path_of_last_queries(encoding: LayerEncoding, q: Tensor) -> AttentionPath:
     return CHUNK if is_scoring and can_fuse else REFERENCE
 
 
-def prefers_native_kernel(q: Tensor) -> bool:
+def prefers_native_kernel(q: Tensor, *, hides_keys: bool = False) -> bool:
     """Return true if our kernel should serve these queries, whatever the bias.
 
-    It serves them on a CPU with a compiler, for types and lengths at which it is the fastest.
+    It serves them on a CPU with a compiler, for types and lengths at which it is the fastest. hides_keys: by
+    windows or chunks of text, where it is the fastest at every length.
     """
     if q.device.type != "cpu" or usable_kernel(torch.float32).library is None:
         return False
     if torch.is_grad_enabled() and q.requires_grad:
         return q.dtype in (torch.float32, torch.bfloat16)
     is_fast = q.dtype == torch.float32 or native_bfloat16_is_faster(q)
-    return is_fast and q.shape[-2] <= MAX_NATIVE_TOKENS
+    return is_fast and (hides_keys or q.shape[-2] <= MAX_NATIVE_TOKENS)
 
 
 def native_bfloat16_is_faster(q: Tensor) -> bool:

@@ -88,13 +88,32 @@ def native_column_attention(
 def first_visible_keys(encoding: LayerEncoding, tokens: int, window: int | None) -> Tensor | None:
     """Return the first key [T] that each query sees, int64; None if every query sees all keys before it.
 
-    The encoding's `first_keys` must not be None.
+    The encoding's `first_keys` must not be None. Raises `UserError` for first keys that the kernel cannot
+    read, or would read outside the text.
     """
-    first_keys = encoding.first_keys(tokens) if encoding.overrides("visible") else None
+    first_keys = None
+    if encoding.overrides("visible"):
+        first_keys = encoding.first_keys(tokens)
+        assert first_keys is not None
+        fault = fault_of_first_keys(first_keys, tokens)
+        require(not fault, f"first_keys of {type(encoding).__name__} {fault}")
+        first_keys = first_keys.contiguous()
     if window is None:
         return first_keys
     in_window = first_keys_in_windows(window, tokens)
     return in_window if first_keys is None else torch.maximum(first_keys, in_window)
+
+
+def fault_of_first_keys(first_keys: Tensor, tokens: int) -> str:
+    """Describe first keys that `LayerEncoding.first_keys` must not return for a text; empty for good ones."""
+    if first_keys.dtype != torch.int64 or first_keys.device.type != "cpu":
+        return f"returned {first_keys.dtype} on {first_keys.device}, must be torch.int64 on the CPU"
+    if first_keys.shape != (tokens,):
+        return f"returned the shape {list(first_keys.shape)}, must be [T]"
+    in_text = (first_keys >= 0) & (first_keys <= torch.arange(tokens))
+    if not in_text.all() or not (first_keys.diff() >= 0).all():
+        return "must be at least 0, at most the query, and never fall from query to query"
+    return ""
 
 
 def causal_attention(
@@ -312,9 +331,10 @@ def _largest_error(library: ctypes.CDLL, dtype: torch.dtype) -> float:
     q, k, v, grad_output = torch.randn(4, *shape, generator=generator).to(dtype).unbind()
     table = torch.randn(heads, tokens, generator=generator)
     scale = 1 / math.sqrt(width)
-    output, normalizers = _forward(library, q, k, v, table, scale)
+    first_keys = first_keys_in_windows(90, tokens)
+    output, normalizers = _forward(library, q, k, v, table, scale, first_keys=first_keys)
     saved = q, k, v, table, output, normalizers
-    gradients, _ = _backward(library, saved, grad_output, scale, has_table_gradient=True)
+    gradients, _ = _backward(library, saved, grad_output, scale, first_keys, has_table_gradient=True)
     results = output, *gradients
     leaves = [leaf.double().requires_grad_() for leaf in (q, k, v, table)]
     exact_q, exact_k, exact_v, exact_table = leaves
@@ -323,7 +343,8 @@ def _largest_error(library: ctypes.CDLL, dtype: torch.dtype) -> float:
     with torch.enable_grad():
         bias = exact_table[:, distance.clamp(min=0)]
         logits = scale * exact_q @ exact_k.mT + bias
-        weights = logits.masked_fill(distance < 0, -math.inf).softmax(-1)
+        is_hidden = (distance < 0) | (index < first_keys.unsqueeze(-1))
+        weights = logits.masked_fill(is_hidden, -math.inf).softmax(-1)
         exact = weights @ exact_v
         exact_gradients = torch.autograd.grad((exact * grad_output).sum(), leaves)
     errors = []
