@@ -52,6 +52,14 @@ DEFAULT_SCALINGS = ("yarn", "rope_ntk", "rope_pi")
 SEARCHED_FILE = "searched.json"
 # The beginnings of keys that all runs must share.
 SHARED_SECTIONS = ("encoding.", "model.", "data.", "tokenizer.", "train.")
+# Keys that the command chooses itself for the further training, each with what to do instead.
+INSTEAD_OF_KEYS = {
+    "encoding": "say --with",
+    "train.length": "say --to",
+    "train.steps": "say --tokens",
+    "train.tokens": "say --tokens",
+    **dict.fromkeys(("model", "data", "tokenizer"), "a run keeps its own, so leave it out"),
+}
 SHARE_OF_LEARNING_RATE = 0.2  # a share of the first stage's learning rate
 
 
@@ -129,7 +137,11 @@ def extend_runs(
     paths = without_tries(first_stages or paths)
     config = read_config(paths[0])
     typed = sort_by_use(overrides)
-    given = _checked_values(paths, config, typed, is_trained=tokens is not None)
+    first = config.train.length
+    unit = first if to.endswith("x") else 1
+    length = round(_number_in_to(to) * unit)
+    require(length > first, f"--to {to} is not longer than train.length={first}: say 4x, or more tokens")
+    given = _checked_values(paths, config, length, typed, is_trained=tokens is not None)
     request = Evaluation(
         targets=targets,
         results_dir=results,
@@ -137,10 +149,6 @@ def extend_runs(
         device=given.get("device"),
         cache_dir=given.get("cache_dir"),
     )
-    first = config.train.length
-    unit = first if to.endswith("x") else 1
-    length = round(_number_in_to(to) * unit)
-    require(length > first, f"--to {to} is not longer than train.length={first}: say 4x, or more tokens")
     requested = [_with_searched_values(each, paths[0], config, length) for each in requested]
     chosen = stretched_lengths(config.eval, first, length, lengths)
     request = replace(request, lengths=chosen)
@@ -169,12 +177,13 @@ def extend_runs(
 
 
 def _checked_values(
-    runs: Sequence[Path], config: Config, typed: SortedOverrides, *, is_trained: bool
+    runs: Sequence[Path], config: Config, length: int, typed: SortedOverrides, *, is_trained: bool
 ) -> Mapping[str, Any]:
     """Return the values of the overrides of the first job, by key.
 
-    is_trained: the runs are trained further. Raises `UserError` for runs that differ in more than the seed or
-    were not trained on text, and for overrides without effect.
+    length: the windows of the further training, in tokens. is_trained: the runs are trained further. Raises
+    `UserError` for runs that differ in more than the seed or were not trained on text, and for overrides
+    without effect.
     """
     names = ", ".join(run.name for run in runs)
     if is_trained:
@@ -191,13 +200,15 @@ def _checked_values(
     lines = {(row.setting, row.encoding) for row in rows}
     keys = ", ".join(differing[:3]) or "their code"
     require(len(lines) == 1, f"{names} differ in {keys}: name runs that differ only in the seed")
-    jobs = plan_jobs(
-        typed.job_overrides, config.search, choice=encoding_overrides(config), values=inherited_values(config)
-    )
+    values = inherited_values(config) | _length_and_batch(config, length)
+    jobs = plan_jobs(typed.job_overrides, config.search, choice=encoding_overrides(config), values=values)
     for text in typed.run_overrides:
         message = f"{text} is for further training, and without --tokens there is none: give --tokens"
         require(is_trained, message)
     refuse_scored_keys(jobs[0].given)
+    for text in typed.job_overrides:
+        instead = INSTEAD_OF_KEYS.get(text.partition("=")[0])
+        require(instead is None, f"{text} has no effect on further training: {instead}")
     return jobs[0].given
 
 
@@ -206,6 +217,12 @@ def refuse_scored_keys(keys: Container[str]) -> None:
     for option in ("lengths", "targets"):
         message = f"eval.{option} is not for all lines of the table: say --{option}, which is for all"
         require(f"eval.{option}" not in keys, message)
+
+
+def _length_and_batch(config: Config, length: int) -> dict[str, int]:
+    """Return the window length and the batch of a further training: about as many tokens as in the first."""
+    windows = max(1, round(config.train.batch_tokens / length))
+    return {"train.length": length, "train.batch_tokens": length * windows}
 
 
 @dataclass(frozen=True)
@@ -252,15 +269,9 @@ class StageJobs:
         key: the key that names a job's run, such as `train.from`. tokens: the training tokens of a job.
         """
         train = self.config.train
-        windows = max(1, round(train.batch_tokens / self.length))
-        batch = self.length * windows
-        steps = math.ceil(tokens / batch)
         values = {
             **inherited_values(self.config),
-            "train.length": self.length,
-            "train.steps": steps,
-            "train.batch_tokens": batch,
-            "train.warmup_steps": round(train.warmup_steps * steps / train.total_steps),
+            **_length_and_batch(self.config, self.length),
             "results_dir": str(self.request.results_dir),
             "eval.lengths": self.request.lengths,
         }
@@ -274,11 +285,24 @@ class StageJobs:
             run_values = {**values, key: run.name, "seed": read_config(run).seed}
             choice = encoding_overrides(self.config)
             for job in plan_jobs(self.overrides, self.config.search, choice=choice, values=run_values):
+                job = replace(job, config=self._with_tokens(job, tokens))
                 words = [*job.swept]
                 if len(self.runs) > 1:
                     words.insert(0, f"{key}={run.name}")
                 jobs.append(replace(job, label=" ".join(words)))
         return jobs
+
+    def _with_tokens(self, job: PlannedJob, tokens: int) -> Config:
+        """Return a job's configuration with the steps for these tokens; warmup keeps its share of steps."""
+        first = self.config.train
+        train = job.config.train
+        steps = math.ceil(tokens / train.batch_tokens)
+        warmup_steps = train.warmup_steps
+        if "train.warmup_steps" not in job.given:
+            warmup_steps = round(first.warmup_steps * steps / first.total_steps)
+        config = replace(job.config, train=replace(train, steps=steps, warmup_steps=warmup_steps))
+        config.check()
+        return config
 
 
 def _with_encoding_in_label(job: PlannedJob) -> PlannedJob:

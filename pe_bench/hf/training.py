@@ -189,6 +189,8 @@ def train_further(training: FurtherTraining, folder: Path, watch: Callable[[Step
             watch(state)
             log.append(state)
             is_last = state.step == train.total_steps
+            if is_last:
+                _require_finite(training)
             is_stopping = group.any(is_asked())
             is_due = state.step % train.checkpoint_every == 0
             if group.is_first and (is_stopping or is_last or is_due):
@@ -198,6 +200,14 @@ def train_further(training: FurtherTraining, folder: Path, watch: Callable[[Step
                 group.wait()
                 kept = f"stopped at step {state.step} of {train.total_steps}, which is saved"
                 raise Stopped(f"{kept}; the same command continues from there")
+
+
+def _require_finite(training: FurtherTraining) -> None:
+    """Raise `RunError` for weights that the last step made infinite or NaN, which no later loss shows."""
+    is_finite = all(bool(parameter.isfinite().all()) for parameter in training.trained.values())
+    if not is_finite:
+        rate = training.settings.train.lr
+        raise RunError(f"the weights after the last step are not finite: lower train.lr={rate:g}")
 
 
 def _resume(training: FurtherTraining, saved: Path) -> Checkpoint | None:

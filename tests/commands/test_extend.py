@@ -101,6 +101,38 @@ def test_typed_keys_hold_for_each_stage_and_several_values_make_several(
         assert (stage.eval.controls, stage.eval.max_length) == ("none", 512)
 
 
+def test_a_batch_of_another_size_trains_on_as_many_tokens(
+    begin: Command, command: Command, folder: Path
+) -> None:
+    assert begin("encoding=rope", *SCORED).code == 0
+    arguments = ("--to", "2x", "--with", "yarn", "--tokens", "320", "--long", "train.batch_tokens=32")
+    assert extended(command, folder, *arguments).code == 0
+    first, *stages = sorted(
+        (read_config(run).train for run in (folder / "results" / "runs").iterdir()),
+        key=lambda train: (train.length, train.total_steps),
+    )
+    both = first.total_steps * first.batch_tokens + 320
+    assert [stage.total_steps * stage.batch_tokens for stage in stages] == [320, both]
+
+
+@pytest.mark.parametrize(
+    ("override", "instead"),
+    [
+        ("encoding=alibi", "say --with"),
+        ("train.length=64", "say --to"),
+        ("train.steps=3", "say --tokens"),
+        ("model=tiny", "a run keeps its own"),
+    ],
+)
+def test_an_override_that_the_command_chooses_itself_is_refused_before_training(
+    begin: Command, command: Command, folder: Path, override: str, instead: str
+) -> None:
+    assert begin("encoding=rope", *SCORED).code == 0
+    refused = extended(command, folder, "--to", "2x", "--with", "yarn", "--tokens", "64", override)
+    assert refused.code == 2
+    assert f"{override} has no effect on further training: {instead}" in refused.line
+
+
 def test_of_one_name_the_runs_are_meant_that_try_did_not_make(
     begin: Command, command: Command, folder: Path
 ) -> None:

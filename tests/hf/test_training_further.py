@@ -158,6 +158,23 @@ def test_a_training_that_was_stopped_goes_on_to_the_same_weights(
     assert all(torch.equal(again[name], tensor) for name, tensor in whole.items())
 
 
+def test_weights_that_a_step_made_infinite_are_blamed_on_the_learning_rate(
+    command: Command, arguments: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = FurtherTraining.step
+
+    def diverging(self: FurtherTraining, number: int, seconds: float):
+        state = step(self, number, seconds)
+        if state.step == self.settings.train.total_steps:
+            with torch.no_grad():
+                next(iter(self.trained.values())).fill_(torch.inf)
+        return state
+
+    monkeypatch.setattr(FurtherTraining, "step", diverging)
+    failed = command("extend", *arguments)
+    assert failed.code == 1 and "not finite: lower train.lr=" in failed.line
+
+
 def test_only_the_last_layers_are_trained_where_that_is_asked(
     tmp_path: Path, command: Command, arguments: list[str]
 ) -> None:
