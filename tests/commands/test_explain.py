@@ -283,6 +283,8 @@ def test_the_sentence_blames_no_layer_that_may_restore_less_than_half() -> None:
 
 def test_the_sentence_says_where_there_is_nothing_to_explain() -> None:
     within = np.random.default_rng(0).normal(2, 0.1, (1, 30))
+    infinite = loss_of(64, within, np.where(within > within.mean(), np.nan, within))
+    assert (infinite.is_sure, infinite.reason) == (False, "scores are not finite")
     held = loss_of(64, within, within + 0.001)
     nothing_sure = "No loss of alibi is sure up to 64 tokens: there is nothing to explain"
     assert cause_sentence("alibi", 16, [held], []) == nothing_sure

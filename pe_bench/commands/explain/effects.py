@@ -93,10 +93,12 @@ class Loss:
 
 
 def loss_of(length: int, within: np.ndarray, beyond: np.ndarray) -> Loss:
-    """Return the loss at `length`.
+    """Return the loss at `length`; without a number if a level is infinite or NaN.
 
     within, beyond: levels [seeds, documents] at the training length and at `length`.
     """
+    if not (np.isfinite(within).all() and np.isfinite(beyond).all()):
+        return Loss(length, reason="scores are not finite")
     return Loss(length, paired_interval(beyond - within))
 
 
