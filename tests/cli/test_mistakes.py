@@ -114,6 +114,9 @@ try rope --minutes 0 -> --minutes must be above 0, not 0
 try '' -> '' names no encoding; say my.py:RootBias, 'rope base=500000' or rope+logn
 try 'rope fast' -> 'rope fast': fast is no option; say KEY=VALUE, such as base=500000
 try nope seed=3 -> seed=3: a try chooses the seeds and the documents itself: leave it out
+try nope modifier=[sink] -> modifier=[sink] is no part of a try: name both sides
+try nope encoding=rope -> encoding=rope is no part of a try: name both sides
+try nope eval.lengths=[128] -> eval.lengths=[128]: say --lengths
 try nope results_dir=x -> results_dir=x: say --results-dir, where tries are counted too
 try --list -> results has no tries
 try alibi task=mqar -> task=mqar: a try compares bits per byte, which answers do not have

@@ -367,6 +367,13 @@ def _refuse_chosen(overrides: Sequence[str]) -> None:
     for key in ("seed", "eval.half"):
         message = f"{typed.get(key)}: a try chooses the seeds and the documents itself: leave it out"
         require(key not in typed, message)
+    for key in ("encoding", "modifier"):
+        message = (
+            f"{typed.get(key)} is no part of a try: name both sides, as in `try alibi+logn --against rope`"
+        )
+        require(key not in typed, message)
+    message = f"{typed.get('eval.lengths')}: say --lengths"
+    require("eval.lengths" not in typed, message)
     message = f"{typed.get('results_dir')}: say --results-dir, where tries are counted too"
     require("results_dir" not in typed, message)
 
