@@ -181,12 +181,21 @@ def _json_rows(path: Path) -> Iterator[dict[str, Any]]:
     with open_text(path, "rt", encoding="utf-8-sig") as file:
         is_list = file.read(1) == "["
         file.seek(0)
-        lines = filter(str.strip, file)
-        rows: Iterable[Any] = json.load(file) if is_list else map(json.loads, lines)
+        rows: Iterable[Any] = json.load(file) if is_list else _json_lines(file)
         for row in rows:
             if not isinstance(row, dict):
                 raise ValueError('a row is not an object, such as {"text": ...}')
             yield row
+
+
+def _json_lines(lines: Iterable[str]) -> Iterator[Any]:
+    """Yield the value of each line that is not blank. Raises `ValueError` with the line's number."""
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            try:
+                yield json.loads(line.rstrip())
+            except json.JSONDecodeError as error:
+                raise ValueError(f"{error.msg} in line {number}, column {error.colno}") from error
 
 
 def row_text(values: dict[str, Any], config: DataConfig, where: str) -> bytes:

@@ -212,7 +212,8 @@ class LayerEncoding(nn.Module, Declared):
             return None
         distance = distances(queries, keys).clamp(min=0)
         flat = self.distance_bias(distance.flatten())
-        assert flat is not None
+        if flat is None:
+            raise TypeError("distance_bias returned None: is a return missing?")
         return batch_first(flat.unflatten(-1, distance.shape))
 
     def columns(self, queries: Side, keys: Side) -> tuple[Tensor, Tensor]:

@@ -108,7 +108,7 @@ def test_a_source_that_cannot_be_read_is_told_in_one_line(tmp_path, capfd):
         ("empty", {}, "holds no text"),
         ("a.jsonl", {}, "no column 'text': set data.text_column to one of body, id"),
         ("a.jsonl", {"text_column": "id"}, "holds int"),
-        ("b.jsonl", {}, "b.jsonl (not json: "),
+        ("b.jsonl", {}, "b.jsonl (not json: Expecting value in line 2, column"),
         ("c.parquet", {}, "c.parquet (not parquet: "),
     ):
         assert told in refusal(files(tmp_path / name, **options))

@@ -99,6 +99,12 @@ class BiasWithHeadsLast(Right):
         return super().distance_bias(distance).mT
 
 
+@fails("returns", r"TypeError: distance_bias returned None: is a return missing\?")
+class BiasWithoutReturn(Right):
+    def distance_bias(self, distance):
+        super().distance_bias(distance)
+
+
 @fails("returns", r"wrong_encodings.py:\d+: ZeroDivisionError: a mistake$")
 class RaisesInForward(LayerEncoding):
     def logit_scale(self, queries):
