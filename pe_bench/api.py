@@ -49,11 +49,13 @@ def train(*overrides: str, config_dir: str | Path | Sequence[str | Path] | None 
     search = [*map(Path, listed(config_dir))]
     with interruptible(), called_with(texts):
         config = compose_config(texts, search)
-        warn_unused([config], [parse_override(text).key for text in texts])
+        given = [parse_override(text).key for text in texts]
+        warn_unused([config], given)
         from pe_bench.commands.evaluate import Run
         from pe_bench.commands.train import train
 
-        return Run(*train(config), config.report.margin)
+        lengths = config.eval.lengths if "eval.lengths" in given else None
+        return Run(*train(config), config.report.margin, lengths or ())
 
 
 def evaluate(

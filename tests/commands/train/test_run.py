@@ -99,3 +99,10 @@ def test_a_repeated_training_adds_rows_with_the_setting_that_the_run_has(begin, 
     assert outcome.code == 0, outcome.err
     row = next(row for row in read_rows(only_run(folder) / "eval.csv") if row.length == 40)
     assert row.setting == "of-before"
+
+
+def test_a_typed_length_below_the_training_length_is_shown(train, folder):
+    outcome = train("encoding=rope", "eval.lengths=[8]")
+    assert outcome.code == 0
+    [header] = [line for line in outcome.out.splitlines() if line.startswith("encoding ")]
+    assert header.split()[1:4] == ["at", "16", "8"]
