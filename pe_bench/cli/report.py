@@ -61,6 +61,8 @@ def report(
 
     files = {"--csv": csv, "--markdown": markdown, "--latex": latex, "--html": html, "--plot": plot}
     printed, paths = _destinations(files, plot_of, as_json=as_json, probe=probe)
+    if probe:
+        _refuse_options_of_levels(details=details, sort=sort, is_page=html is not None, options=options)
     results = read_report(
         runs=runs,
         lengths=[] if lengths is None else parse_lengths(lengths),
@@ -79,6 +81,20 @@ def report(
         _show_tables(results, details=details, probe=probe)
     for option, path in paths.items():
         _write_option(results, option, path, plot_of, details=details, probe=probe)
+
+
+def _refuse_options_of_levels(
+    *, details: bool, sort: str | None, is_page: bool, options: Mapping[str, Any]
+) -> None:
+    """Raise `UserError` for options that change only tables of levels, which --probe leaves out.
+
+    is_page: a page is written too, which has these tables. options: the other options of `api.results`.
+    """
+    given = {"--details": details or None}
+    if not is_page:
+        given |= {"--sort": sort, "--baseline": options.get("baseline"), "--margin": options.get("margin")}
+    for option, value in given.items():
+        require(value is None, f"{option} changes tables of levels, which --probe leaves out: leave one out")
 
 
 def _destinations(

@@ -345,15 +345,24 @@ def _reference_rows(rows: Sequence[Row], run: Path, unchanged: RunFolder) -> lis
     """Return further rows, on the same targets, with which the rows of a run are compared.
 
     They are the run's own rows at a quarter of its training length, which show its gain within training, and
-    for a later stage the rows of the model before it, `unchanged`.
+    at other lengths beyond that length, which show where it breaks, and for a later stage the rows of the
+    model before it, `unchanged`.
     """
     scored = {row.key for row in rows}
     sets = {(row.target_hash, row.score_dtype) for row in rows}
     lengths = {row.length for row in rows}
-    # Other protocols may share their targets with each other.
-    own_rows = read_rows(run / "eval.csv")
-    paired_rows = [row for row in own_rows if row.protocol == "paired"]
-    references = [row for row in paired_rows if row.length == quarter_of(row.train_length)]
+    labels = {row.scored_with for row in rows}
+    protocols = {(row.protocol, row.stride_rule) for row in rows}
+    references: list[Row] = []
+    for row in read_rows(run / "eval.csv"):
+        # Other protocols may share their targets with each other.
+        is_quarter = row.protocol == "paired" and row.length == quarter_of(row.train_length)
+        is_own = row.scored_with == row.encoding or row.scored_with in labels
+        is_longer = row.length > row.train_length and row.length not in lengths
+        is_level = row.control == "none" and row.scored_with in labels
+        is_like = (row.protocol, row.stride_rule) in protocols
+        if (is_quarter and is_own) or (is_longer and is_level and is_like):
+            references.append(row)
     if unchanged.path != run:
         at_lengths = [row for row in unchanged.rows if row.length in lengths]
         references += [row for row in at_lengths if row.scored_with == row.encoding]
@@ -421,7 +430,8 @@ def _make_tables(groups: Groups, rows: Sequence[Row], runs: ScoredRuns, selectio
             values = {}
             for name in swept:
                 values[name] = [runs.value(row, name) for row in table_rows]
-            tables[key] = replace(table, why=explain_separation(number, [*tables], values))
+            folder = results_option(runs.folder_of(rows[0].run).path.parent.parent)
+            tables[key] = replace(table, why=explain_separation(number, [*tables], values, folder))
     return one_line_texts([*tables.values()])
 
 

@@ -438,13 +438,16 @@ def differing_keys(groups: Iterable[Sequence[Row]], runs: ScoredRuns) -> list[st
 
 
 def explain_separation(
-    number: int, tables: Sequence[TableKey], swept: Mapping[str, Iterable[object]] | None = None
+    number: int,
+    tables: Sequence[TableKey],
+    swept: Mapping[str, Iterable[object]] | None = None,
+    folder: str = "",
 ) -> str:
     """Return a sentence on the values in which tables differ: `table 1 of 2: they differ in ...`.
 
     number: the index of the table in `tables`. swept: the keys of configurations that differ between the
     tables, with their values in this table; they are named only if the other values do not tell the tables
-    apart.
+    apart. folder: the option that names the folder of results, as `results_option` returns it.
     """
     values = {}
     for name in vars(tables[number]):
@@ -460,7 +463,7 @@ def explain_separation(
         for key, used in swept.items():
             here = ", ".join(dict.fromkeys(map(str, used)))
             differing.append(f"{key} (here {here})")
-        together = f"; lines of one table: pe-bench report --by {','.join(swept)}"
+        together = f"; lines of one table: pe-bench report{folder} --by {','.join(swept)}"
     elif len(named) < len(tables):
         setting = tables[number].setting[:8]
         differing.append(f"training settings (here {setting}; see the runs' config.yaml)")

@@ -166,7 +166,7 @@ def _make_line(
             records[length] = replace(record, use=judged[length].use)
     break_point = BreakPoint()
     if not is_anchor and not_learned not in ("frequencies", "task"):
-        break_point = find_break_point(judged, judged_from)
+        break_point = find_break_point(judged, judged_from, is_task=levels[0].protocol == TASK)
     seeds = {row.seed for row in levels}
     speeds = {row.run: row.tokens_per_second for row in levels}
     first = levels[0]

@@ -1,5 +1,6 @@
 """The lines under a table: what its numbers and marks mean, and why some are missing."""
 
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
@@ -246,6 +247,8 @@ def _caveats(table: Table, rows: Sequence[Row], runs: ScoredRuns) -> Iterator[st
         config = runs.folder_of(row.run).flat_config
         if f"{HF_SECTION}.source" in config:
             yield _hf_model_note(row, config)
+    yield from _infinite_level_notes(table.lines)
+    yield from _fewer_seeds_notes(table.lines)
     yield from _missing_number_notes(table.lines)
     yield from _not_scored_notes(table)
     yield PROTOCOL_NOTES.get(table.key.protocol, "")
@@ -278,8 +281,8 @@ LineNotes = dict[str, Callable[[Line], bool]]
 NOT_LEARNED: LineNotes = {
     "*: not learned yet{which}: surely worse at the training length than a trigram of the same training "
     "tokens; no rank": lambda line: line.unlearned == "trigram",
-    "*: nothing learned yet{which}: at the training length no better than guessing each {token} by how often "
-    "it occurs; no rank and no verdict": lambda line: line.unlearned == "frequencies",
+    "*: nothing learned yet{which}: at the training length not surely better than guessing each {token} by "
+    "how often it occurs; no rank and no verdict": lambda line: line.unlearned == "frequencies",
     "*: not learned{which}: at the training length not surely right on more than {solved:g} % of the "
     "examples; no rank, and no verdict past that length": lambda line: line.unlearned == "task",
 }
@@ -369,6 +372,28 @@ def _missing_number_notes(lines: Sequence[Line]) -> Iterator[str]:
             word = status.replace("_", " ")
             reason = records[0].reason or "no reason is given"
             yield f"{word}: {line.label} at {lengths}: {reason}"
+
+
+def _infinite_level_notes(lines: Sequence[Line]) -> Iterator[str]:
+    """Yield a note on each line with levels that are infinite or NaN."""
+    for line in lines:
+        records = [record for record in line.records.values() if record.level is not None]
+        lengths = [record.length for record in records if not math.isfinite(record.level or 0.0)]
+        if lengths:
+            yield f"not finite: {line.label} at {list_lengths(lengths)}: its scores are infinite or NaN"
+
+
+def _fewer_seeds_notes(lines: Sequence[Line]) -> Iterator[str]:
+    """Yield a note on the levels that are of fewer seeds than their line has."""
+    lengths_of_lines: dict[tuple[int, int], dict[str, list[int]]] = {}
+    for line in lines:
+        for length, record in sorted(line.records.items()):
+            if 0 < len(record.levels) < line.seeds:
+                labels = lengths_of_lines.setdefault((len(record.levels), line.seeds), {})
+                labels.setdefault(line.label, []).append(length)
+    for (count, seeds), labels in lengths_of_lines.items():
+        lengths = list_lengths(set().union(*labels.values()))
+        yield f"at {lengths}: {count} of {seeds} seeds: {few_names(labels)}"
 
 
 def _not_scored_notes(table: Table) -> Iterator[str]:

@@ -251,7 +251,9 @@ def _judge_spans(
     clusters = with_span[0].clusters
     documents = len(clusters.documents)
     count = documents if clusters.segments == 1 else windows
-    gain = paired_interval(_bits_by_cluster(without) - _bits_by_cluster(with_span))
+    with np.errstate(invalid="ignore"):  # infinity less infinity
+        losses = _bits_by_cluster(with_span) - _bits_by_cluster(without)
+    gain = paired_interval(losses).mirrored  # a score that broke down is the greatest loss, not a gain
     right = _shares_right(with_span)
     right_without = _shares_right(without)
     accuracy = share_interval(right, count)

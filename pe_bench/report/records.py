@@ -123,7 +123,8 @@ class BreakPoint:
     """The length at which a line breaks, and the lengths up to which it holds and works.
 
     `holds_to` and `works_to` are the training length if the next length breaks, 0 if the training length
-    breaks itself, as it may with an encoding that was not trained, and None if no longer length was judged.
+    breaks itself, as it may with an encoding that was not trained, and None if no longer length was judged,
+    or if a task breaks at the shortest scored length and was not scored at the training length.
     """
 
     # at: the line breaks at `length`; by: there or at an unclear length before; unclear: from there on;
@@ -134,7 +135,7 @@ class BreakPoint:
     # The last length before the line breaks, or surely breaks these models or each of them, or cannot be
     # scored; other unclear lengths count as working.
     works_to: int | None = None
-    stops_by: int | None = None  # the first judged length after `works_to`; None if there is none
+    stops_by: int | None = None  # the next length after `works_to`; None if there is none, or no verdict
 
     @property
     def works_to_text(self) -> str:

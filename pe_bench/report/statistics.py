@@ -153,7 +153,8 @@ class Interval:
     def mirrored(self) -> "Interval":
         """Return the interval of the negative difference."""
         spread = self.spread and replace(self.spread, skewness=-self.spread.skewness)
-        return Interval(-self.mean, -self.high, -self.low, self.seeds, self.documents, spread)
+        # From 0.0, because the negative of zero would be shown as -0.000.
+        return Interval(0.0 - self.mean, 0.0 - self.high, 0.0 - self.low, self.seeds, self.documents, spread)
 
 
 def paired_interval(differences: np.ndarray, sizes: np.ndarray | None = None) -> Interval:
@@ -188,13 +189,16 @@ def difference_of_shares(differences: np.ndarray, count: int) -> Interval:
     If all differences are equal, they show no spread. The interval then allows that a share of
     `1 - 0.025 ** (1 / count)` of the units differs: with a probability of 2.5 %, none of `count` units would
     show it (Clopper and Pearson). count: the number of independent units: documents, or parts of few
-    documents.
+    documents; seeds are no such units, because they share the documents. The interval of one difference alone
+    is infinite.
     """
     interval = paired_interval(differences)
-    if np.ptp(differences) > 0 or interval.documents == 1:
+    if math.isinf(interval.low) or np.ptp(differences) > 0:
         return interval
     unseen = 1 - ((1 - CONFIDENCE) / 2) ** (1 / count)
-    spread = Spread((unseen / _critical_t(interval.documents, CONFIDENCE)) ** 2, 0.0, 0.0)
+    is_by_seed = interval.documents == 1
+    critical = _critical_t(interval.seeds if is_by_seed else interval.documents, CONFIDENCE)
+    spread = Spread((unseen / critical) ** 2, float(is_by_seed), 0.0)
     return replace(interval, low=interval.mean - unseen, high=interval.mean + unseen, spread=spread)
 
 

@@ -163,14 +163,17 @@ def _difference_by_document(row: Row, other: Row, runs: ScoredRuns) -> np.ndarra
 # Verdicts
 
 
-def find_break_point(records: Mapping[int, Record], train_length: int) -> BreakPoint:
+def find_break_point(
+    records: Mapping[int, Record], train_length: int, *, is_task: bool = False
+) -> BreakPoint:
     """Return the break point of a line, from the verdicts of its records beyond the training length.
 
-    records: by length. The line breaks at the shortest length from which on all lengths degrade or fail, or
-    at the length after the last that holds, if it degrades or fails. The kind is `at`, or `by` if unclear
-    lengths lie before it. Without such a length the kind is `unclear`, from an unclear length right after the
-    last that holds; else `none`, up to the last that holds; else `unknown`. For `works_to`, unclear lengths
-    count as working by the rule of `_works_at`.
+    records: by length. is_task: a task is judged at the training length too, and without a score there
+    nothing says that the line works there. The line breaks at the shortest length from which on all lengths
+    degrade or fail, or at the length after the last that holds, if it degrades or fails. The kind is `at`, or
+    `by` if unclear lengths lie before it. Without such a length the kind is `unclear`, from an unclear length
+    right after the last that holds; else `none`, up to the last that holds; else `unknown`. For `works_to`,
+    unclear lengths count as working by the rule of `_works_at`.
     """
     judged_records: dict[int, Record] = {}
     for length, record in sorted(records.items()):
@@ -179,7 +182,10 @@ def find_break_point(records: Mapping[int, Record], train_length: int) -> BreakP
             judged_records[length] = record
     verdicts = {length: _as_change(record.verdict) for length, record in judged_records.items()}
     held = holds_up_to(verdicts)
-    point = _working_lengths(judged_records, held, train_length)
+    trained = None if is_task else train_length
+    if train_length in judged_records:
+        trained = 0
+    point = _working_lengths(judged_records, held, trained)
     claimed = (*HELD, *BROKEN, "unclear")
     broken = breaks_at({length: verdict for length, verdict in verdicts.items() if verdict in claimed})
     if broken is not None:
@@ -194,20 +200,26 @@ def find_break_point(records: Mapping[int, Record], train_length: int) -> BreakP
     return point
 
 
-def _working_lengths(judged: Mapping[int, Record], held: int | None, train_length: int) -> BreakPoint:
+def _working_lengths(judged: Mapping[int, Record], held: int | None, least: int | None) -> BreakPoint:
     """Return a break point with `holds_to`, `works_to` and `stops_by`; unknown if the shortest is not judged.
 
     judged: the records from the shortest length up. held: the last length up to which the line surely holds.
+    least: the length to which a line works that breaks at the shortest; None if that is not known.
     """
     first = next(iter(judged.values()), None)
-    if first is None:
+    if first is None or not _has_verdict(first):
         return BreakPoint()
-    if first.verdict in ("", "undefined") and first.status != "undefined":
-        return BreakPoint()
-    least = 0 if train_length in judged else train_length
     worked = max(takewhile(lambda length: _works_at(judged[length]), judged), default=0)
+    works_to = worked or least
     stops_by = min((length for length in judged if length > worked), default=None)
-    return BreakPoint(holds_to=held or least, works_to=worked or least, stops_by=stops_by)
+    if works_to is None or (stops_by is not None and not _has_verdict(judged[stops_by])):
+        stops_by = None
+    return BreakPoint(holds_to=held or least, works_to=works_to, stops_by=stops_by)
+
+
+def _has_verdict(record: Record) -> bool:
+    """Return whether a record shows that a line works at its length, or that it does not."""
+    return record.verdict not in ("", "undefined") or record.status == "undefined"
 
 
 def _as_change(verdict: str) -> str:

@@ -396,9 +396,9 @@ class ScoredRuns:
         option: the option that named the key, for the message.
         """
         runs = one_per_run(rows)
-        if key in COLUMNS or any(self.value(row, key) is not None for row in runs):
-            return
         configs = [self.folder_of(row.run).flat_config for row in runs]
+        if key in COLUMNS or any(key in config for config in configs):
+            return
         raise UserError(unknown(key, option, set().union(*configs)))
 
     def means(self, row: Row) -> Means:

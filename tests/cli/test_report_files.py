@@ -55,6 +55,15 @@ def test_a_report_prints_and_draws_what_its_options_name(command: Command, run: 
     assert "--details" not in command("report", "--details").out
 
 
+@pytest.mark.parametrize(
+    "options", [["--details"], ["--sort", "128"], ["--baseline", "rope"], ["--margin", "0.1"]]
+)
+def test_an_option_of_levels_is_refused_beside_probe(command: Command, run: Path, options: list[str]) -> None:
+    outcome = command("report", "--probe", *options)
+    assert outcome.code == 2
+    assert f"{options[0]} changes tables of levels, which --probe leaves out" in outcome.line
+
+
 @pytest.mark.parametrize("result", ["{", "[]", "\udcff"])
 def test_a_damaged_run_is_listed_as_that_and_hides_no_other(command: Command, run: Path, result: str) -> None:
     bad = as_finished(add_run(run.parents[1], "alibi", LEVELS))

@@ -96,7 +96,7 @@ def test_what_does_not_surely_beat_token_frequencies_has_no_verdict(results: Pat
     assert noise.break_point.kind == "unknown"
     text = printed([table])
     assert cells_of(text, "noise") == ["4.600*", "0.000*", "0.000*", "-"], "a change, and no verdict"
-    assert "*: nothing learned yet (noise): at the training length no better than guessing" in text
+    assert "*: nothing learned yet (noise): at the training length not surely better than guessing" in text
 
 
 @pytest.mark.parametrize(

@@ -1,17 +1,20 @@
 """Tables of probes, from rows and their scores to text and the page."""
 
 import io
+import math
 import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from rich.console import Console
 from support.needles import AtTheEnd, Copying, Ignorant, Remembering, probe_data, scored_probe
 from support.results import add_run
 from support.scoring import trained_model
 from support.tables import interval
+from torch import Tensor
 
 from pe_bench.config.schema import LOSES_TEXT
 from pe_bench.data.packed import Data
@@ -27,6 +30,7 @@ from pe_bench.report.probes import (
     share_interval,
     show_probes,
 )
+from pe_bench.report.statistics import difference_of_shares
 from pe_bench.runs.folder import folder_finder
 from pe_bench.runs.rows import Row
 from pe_bench.runs.scores import score_file
@@ -133,6 +137,27 @@ def test_what_reads_no_span_does_not_find_it(tmp_path: Path) -> None:
     ignorant = probed_alone(tmp_path / "other", "ignorant", Ignorant(), Probe((128,), 2, 40))
     found = found_at(ignorant, "ignorant", 128)
     assert (found.gain.high, found.accuracy.mean, found.verdict) == (0, 0, "chance"), "a tie is wrong"
+
+
+class Broken(Copying):
+    """A model that copies, and whose scores are no number."""
+
+    def nll(self, hidden_ND: Tensor, targets_N: Tensor) -> Tensor:
+        return torch.full(targets_N.shape, math.nan)
+
+
+def test_scores_that_are_no_number_are_no_gain(tmp_path: Path) -> None:
+    found = found_at(probed_alone(tmp_path, "broken", Broken(), Probe((128,), 2, 40)), "broken", 128)
+    assert (found.gain.mean, found.gain.high, found.verdict) == (-math.inf, -math.inf, "chance")
+
+
+def test_one_window_leaves_the_same_room_for_one_share_of_all_seeds() -> None:
+    alike = share_interval(np.ones((3, 1)), 1)
+    assert (alike.low, alike.high) == (pytest.approx(0.025), 1.0)
+    assert difference_of_shares(np.zeros((3, 1)), 1).high == pytest.approx(0.975)
+    low, high = difference_of_shares(np.zeros((3, 1)), 1).at(0.99)
+    assert low < -0.975 and high > 0.975
+    assert share_interval(np.ones((1, 1)), 1).low == 0, "one difference alone has an infinite interval"
 
 
 def test_a_length_without_a_number_says_why(results: Path) -> None:

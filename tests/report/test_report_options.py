@@ -33,6 +33,14 @@ def test_a_key_that_no_run_has_is_refused_with_the_nearest(rates: Path) -> None:
             parse_by(word)
 
 
+def test_a_key_that_is_null_in_all_runs_is_known(tmp_path: Path) -> None:
+    run = add_run(tmp_path, "rope", BREAKING)
+    (run / "config.yaml").write_text("train:\n  encoding_lr: null\n")
+    with pytest.raises(UserError, match="no score is left by --where train.encoding_lr=x"):
+        build_tables(tmp_path, selection=Selection(where=where("train.encoding_lr=x")))
+    assert labels(only(tmp_path, by=("train.encoding_lr",))) == ["rope train.encoding_lr=None"]
+
+
 def test_by_a_training_key_the_values_are_lines_of_one_table(rates: Path) -> None:
     assert len(build_tables(rates)) == 2, "without being asked for they are never ranked together"
     table = only(rates, by=("train.lr",))
@@ -251,9 +259,10 @@ def report(command: Command, rates: Path) -> Command:
     return lambda *arguments: command("report", "--results-dir", str(rates), *arguments)
 
 
-def test_each_encoding_keeps_the_value_with_the_lowest_validation_loss(report: Command) -> None:
+def test_each_encoding_keeps_the_value_with_the_lowest_validation_loss(report: Command, rates: Path) -> None:
     apart = " ".join(report("--all").out.split())
-    assert "they differ in train.lr (here 0.001)" in apart and "pe-bench report --by train.lr" in apart
+    command = f"pe-bench report --results-dir {rates} --by train.lr"
+    assert "they differ in train.lr (here 0.001)" in apart and command in apart
     for options in ((), ("--markdown", "-"), ("--latex", "-")):
         outcome = report("--best", "train.lr", *options)
         assert outcome.code == 0 and "table 1 of" not in outcome.out

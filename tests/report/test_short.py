@@ -171,6 +171,29 @@ def test_every_view_says_to_the_same_length_how_far_a_model_works(
     assert (f"rope {predicate}" in claim.evidence.split("; ")) == bool(text)
 
 
+def test_the_table_of_one_call_knows_from_the_runs_other_scores_where_it_breaks(tmp_path: Path) -> None:
+    run = add_run(tmp_path, "rope", {128: 1.7, 144: 1.7, 160: 1.7, 256: 3.0, 512: 3.0}, spread=0.002)
+    add_run(tmp_path, "rope", {128: 1.7, 192: 3.0}, target_hash="0ther")
+    add_run(tmp_path, "rope", {144: 9.0}, protocol="nonoverlapping")
+    rows = [row for row in read_rows(run / "eval.csv") if row.protocol == "paired"]
+    [table] = run_tables(
+        [row for row in rows if row.length in (128, 512) and row.target_hash != "0ther"], run
+    )
+    assert table.lengths == (128, 512)
+    point = table.lines[0].break_point
+    assert (point.works_to, point.stops_by, point.breaks_at) == (160, 256, 256)
+
+
+def test_the_table_of_one_call_has_no_line_of_a_scaling_that_another_call_scored(tmp_path: Path) -> None:
+    run = add_run(tmp_path, "rope", {32: 2.0, 128: 1.7, 256: 3.0})
+    for scaling in ("yarn factor=auto", "rope_pi factor=auto"):
+        add_run(tmp_path, "rope", {32: 2.0, 128: 1.7, 256: 2.0}, scored_with=scaling)
+    rows = [row for row in read_rows(run / "eval.csv") if not row.scored_with.startswith("yarn")]
+    [table] = run_tables(rows, run)
+    assert {line.label for line in table.lines} == {"rope", "rope -> rope_pi factor=auto"}
+    assert not any("not scored" in note for note in table.notes)
+
+
 @pytest.mark.parametrize("name", ["catalogue", "presets", "seeds"])
 def test_stored_tables_say_how_far_a_model_works_as_the_program_does(name: str) -> None:
     text = (REFERENCE / f"{name}.md").read_text(encoding="utf-8")

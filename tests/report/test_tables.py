@@ -182,6 +182,37 @@ def test_a_length_that_breaks_these_models_or_is_out_of_reach_is_where_it_stops_
     assert (point.works_to, point.holds_to, point.breaks_at) == (works_to, 128, None)
 
 
+@pytest.mark.parametrize("unjudged", [judged(""), judged("undefined", status="out_of_memory")])
+def test_a_length_without_a_verdict_is_none_at_which_a_line_does_not_work(unjudged: SimpleNamespace) -> None:
+    cells = {256: judged("holds"), 512: unjudged, 1024: judged("fails")}
+    point = find_break_point(cells, 128)  # pyright: ignore[reportArgumentType]
+    assert (point.works_to, point.stops_by, point.breaks_at) == (256, None, 1024)
+    assert point.predicate == "works to 256"
+
+
+def test_a_task_that_was_not_scored_at_its_training_length_is_not_said_to_work_there() -> None:
+    for verdict, works_to, stops_by in (("chance", None, None), ("unclear", 256, 512), ("solves", 256, 512)):
+        cells = {256: judged(verdict), 512: judged("partial")}
+        point = find_break_point(cells, 128, is_task=True)  # pyright: ignore[reportArgumentType]
+        assert (point.works_to, point.stops_by) == (works_to, stops_by)
+        assert point.holds_to == (256 if verdict == "solves" else None)
+
+
+def test_a_level_of_fewer_seeds_than_its_line_is_named_below_the_table(tmp_path: Path) -> None:
+    for seed in range(3):
+        add_run(tmp_path, "rope", {128: 3.0, 256: 3.1, **({512: 3.6} if seed == 0 else {})}, seed=seed)
+        add_run(tmp_path, "alibi", {128: 3.0, 256: 3.1, 512: 3.1}, seed=seed)
+    text = printed([only(tmp_path)], 100)
+    named = [line for line in text.splitlines() if "of 3 seeds" in line]
+    assert named == ["at 512: 1 of 3 seeds: rope"]
+
+
+@pytest.mark.parametrize("level", [math.inf, math.nan])
+def test_a_level_that_is_no_finite_number_is_named_below_the_table(tmp_path: Path, level: float) -> None:
+    add_run(tmp_path, "rope", {128: 3.0, 256: 3.1, 512: level})
+    assert "not finite: rope at 512: its scores are infinite or NaN" in printed([only(tmp_path)], 100)
+
+
 def test_levels_of_a_tokenizer_that_loses_text_are_ranked_and_drawn_in_nats_per_token(tmp_path: Path) -> None:
     for tokenizer, unit, short_unit in (
         ("words", "bits per byte", "bits/byte"),

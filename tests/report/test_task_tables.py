@@ -61,6 +61,16 @@ def test_each_length_has_a_verdict_by_itself_and_the_first_that_is_not_solved_is
     assert [cell.change for cell in line.records.values()] == [None] * 5
 
 
+def test_a_task_without_a_score_at_the_training_length_has_no_working_length_unless_it_is_solved(
+    tmp_path: Path,
+) -> None:
+    add_task_run(tmp_path, "nope", {64: 0.0, 128: 0.0})
+    add_task_run(tmp_path, "rope", {64: 1.0, 128: 0.0})
+    points = {line.encoding: line.break_point for line in table(tmp_path).lines}
+    assert {name: point.works_to for name, point in points.items()} == {"nope": None, "rope": 64}
+    assert "works at 32" not in printed([table(tmp_path)])
+
+
 def test_what_is_not_learned_at_the_training_length_has_no_verdict_past_it_and_no_rank(
     tmp_path: Path,
 ) -> None:
