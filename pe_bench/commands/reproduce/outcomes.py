@@ -185,16 +185,24 @@ def count_stored_runs(study: Study) -> int:
 
 
 def write_levels(path: Path, levels: Sequence[LevelRow]) -> None:
-    """Write levels into a table, in place of those of the same variant and data; others stay."""
-    replaced = {key_of(level)[:2] for level in levels}
+    """Write levels into a table, in place of those of the same variant and data; others stay.
+
+    Of text files, levels of other texts stay too.
+    """
+
+    def replaced_key(level: LevelRow) -> tuple[str, ...]:
+        text = level["data_hash"] if level["data"] == "files" else ""
+        return level["variant"], level["data"], text
+
+    replaced = set(map(replaced_key, levels))
     stored = read_table(path)
-    kept = [level for level in stored if key_of(level)[:2] not in replaced]
+    kept = [level for level in stored if replaced_key(level) not in replaced]
     text = io.StringIO()
     writer = csv.DictWriter(text, TABLE_COLUMNS, lineterminator="\n")
     writer.writeheader()
 
     def table_order(level: LevelRow) -> tuple[object, ...]:
-        return *key_of(level)[:6], int(level["length"])
+        return *key_of(level)[:6], int(level["length"]), level["data_hash"]
 
     writer.writerows(sorted([*kept, *levels], key=table_order))
     write_text(path, text.getvalue())

@@ -13,9 +13,10 @@ from pe_bench.config.groups import config_dir
 from pe_bench.config.schema import Protocol
 from pe_bench.errors import UserError, first_line, require
 from pe_bench.runs.untrusted import parse_mapping
-from pe_bench.values import check_type, shown, unknown
+from pe_bench.values import Positive, check_type, shown, unknown
 
 CLAIMS_FOLDER = "claims"
+NOT_IN_FILE = {"in_file": False}  # the metadata of a field that is no key of a YAML file
 MEASURED = "measured"  # the kind of a claim that no study tests
 ALIKE_BITS = 0.02  # bits per byte: levels that are closer count as alike
 # The sentence of each kind of claim, and the quantity whose interval decides the claim.
@@ -57,12 +58,12 @@ class Claim:
     kind: str  # one of `CLAIM_KINDS`, or `MEASURED`
     source: str  # the place of the claim in the paper
     of: str = ""  # an encoding, named as in tables; by default the only one of a sweep, as it was trained
-    at: float = 1.0  # the length over the training length
+    at: Positive = 1.0  # the length over the training length
     than: str = ""  # the encoding that `of` is compared with, by default the same
     sweep: str = ""  # the sweep of the encoding `of`, if the study has several sweeps
     than_sweep: str = ""  # the sweep of the encoding `than`; empty for `sweep`
     protocol: Protocol = "paired"
-    since: float = 1.0  # the length from which a change is measured, over the training length
+    since: Positive = 1.0  # the length from which a change is measured, over the training length
     low: float | None = None  # the lower bound of a change, in bits per byte; None for no bound
     high: float | None = None  # the upper bound of a change; None for no bound
     change: str = ""  # a change of `explain`, for a claim about what restores a loss
@@ -122,7 +123,7 @@ class Paper:
     link: str
     claims: tuple[LedgerClaim, ...]
     rules: dict[str, str] = field(default_factory=dict)  # the rules from which predictions follow
-    name: str = ""  # the name of the file
+    name: str = field(default="", metadata=NOT_IN_FILE)  # the name of the file
 
 
 @cache
@@ -167,6 +168,12 @@ def check_claim(claim: Claim) -> None:
     require(has_bounds or claim.kind != "changes_by", "a claim of kind changes_by needs low or high")
     has_change = claim.kind not in KINDS_OF_RESTORING or bool(claim.change)
     require(has_change, f"a claim of kind {claim.kind} needs change, the name of a change of explain")
+    # `than` is by default the encoding of `of`, and `than_sweep` its sweep.
+    second = claim.than or claim.of, claim.than_sweep or claim.sweep
+    message = f"a claim of kind {claim.kind} compares two encodings, and this one compares '{claim.of}' with"
+    way_out = "itself: name the other with than, or its sweep with than_sweep"
+    is_of_two = second != (claim.of, claim.sweep)
+    require(is_of_two or claim.kind not in KINDS_OF_TWO_ENCODINGS, f"{message} {way_out}")
     if claim.kind == MEASURED:
         is_whole = isinstance(claim, LedgerClaim) and bool(claim.text and claim.outcome)
         require(is_whole, f"a claim of kind {MEASURED} belongs in configs/claims and needs text and outcome")
@@ -179,7 +186,10 @@ def parse_record(kind: type[Any], values: Any, key: str, parts: Mapping[str, typ
     parts: the dataclasses of the records in lists, by the key of the list.
     """
     require(isinstance(values, Mapping), f"{key} must hold keys and values, not {shown(values)}")
-    types = get_type_hints(kind)
+    types = get_type_hints(kind, include_extras=True)
+    for each in fields(kind):
+        if not each.metadata.get("in_file", True):
+            del types[each.name]
     checked_values: dict[str, Any] = {}
     for name, value in values.items():
         require(name in types, unknown(str(name), f"key of {key}", types))

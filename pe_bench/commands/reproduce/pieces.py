@@ -7,6 +7,7 @@ several machines, and its claims, intervals and pictures are computed from what 
 """
 
 import hashlib
+import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import chain
@@ -59,10 +60,13 @@ def pieces_of(study: Study, sweep: Sweep) -> list[Piece]:
 
 
 class StoredPieces:
-    """The stored pieces of a study, in a folder next to the study's file that has the form of results."""
+    """The stored pieces of a study, in a folder next to the study's file that has the form of results.
+
+    The pieces of each folder of text files have a folder of their own, named by a hash of the files.
+    """
 
     def __init__(self, study: Study) -> None:
-        name = study.name if study.text == STDLIB else f"{study.name}-files"
+        name = study.name if study.text == STDLIB else f"{study.name}-files-{_hash_of_text(Path(study.text))}"
         self.study = study
         self.folder = study.path.parent / "rows" / name
 
@@ -130,6 +134,9 @@ class StoredPieces:
         command = f"pe-bench reproduce {study} --write-table"
         if any(sweep.hf_model for sweep in self.study.sweeps):
             command += " --models MODELS"
+        command += "".join(f" --config-dir {shlex.quote(str(folder))}" for folder in self.study.search)
+        if self.study.text != STDLIB:
+            command += f" --text {shlex.quote(self.study.text)}"
         require(bool(pieces), f"no piece of {study} is stored: `{command}` makes and stores them")
         for piece in pieces:
             for run in piece.runs:
@@ -207,6 +214,19 @@ class StoredPieces:
                 there = getattr(other, column)
                 message = f"{piece} has {quantity} {here} at {row.length}, but the stored rows have {there}"
                 require(here == there, message)
+
+
+def _hash_of_text(folder: Path) -> str:
+    """Return a short hash of the names and contents of the files in a folder, without hidden files."""
+    names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    digest = hashlib.sha256()
+    for name in names:
+        if any(part.startswith(".") for part in name.split("/")):
+            continue
+        with (folder / name).open("rb") as file:
+            content = hashlib.file_digest(file, "sha256").hexdigest()
+        digest.update(f"{content} {name}\n".encode(errors="surrogateescape"))
+    return digest.hexdigest()[:8]
 
 
 def _targets_key(row: Row) -> tuple[object, ...]:

@@ -4,25 +4,34 @@ The files lie with all other YAML, in configs/study: so they are installed with 
 folder (--config-dir) can have more. They are no group of Hydra, because a study has no keys of one run.
 """
 
+import re
 from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import Literal
 
 from pe_bench.commands.reproduce.papers import (
     KINDS_OF_RESTORING,
+    NOT_IN_FILE,
     Claim,
+    LedgerClaim,
     check_claim,
     ledger_claims,
     parse_record,
 )
+from pe_bench.config.compose import choose_encoding
 from pe_bench.config.groups import config_dir, names_in
 from pe_bench.config.overrides import quote
 from pe_bench.config.schema import Protocol
 from pe_bench.errors import UserError, first_line, require
 from pe_bench.runs.untrusted import parse_mapping
-from pe_bench.values import unknown
+from pe_bench.values import AtLeast1, Natural, Positive, unknown
 
+# Kinds of claims that name no length; that are about a change from `since`; about the answers of a task.
+KINDS_WITHOUT_LENGTH = ("breaks_first",)
+KINDS_SINCE = ("falls", "rises", "changes_by", "breaks")
+KINDS_OF_TASKS = ("solves", "misses")
 STUDY_FOLDER = "study"
 STDLIB = "stdlib"
 QUICK_LENGTH = 32  # its sixteenfold is what experiment=quick scores
@@ -40,9 +49,9 @@ class Sweep:
 
     encodings: list[str]
     name: str = ""  # the name by which claims and other sweeps refer to it
-    tokens: int = 0  # the tokens that each run trains on; 0 for the tokens of the study
-    seeds: int = 0  # 0 for the seeds of the study
-    times: float = 1.0  # the training length over that of the study
+    tokens: Natural = 0  # the tokens that each run trains on; 0 for the tokens of the study
+    seeds: Natural = 0  # 0 for the seeds of the study
+    times: Positive = 1.0  # the training length over that of the study
     task: str = ""  # a task in place of text
     overrides: list[str] = field(default_factory=list)  # applied after the overrides of the study
     after: str = ""  # an earlier sweep of one encoding, whose runs are trained further (`train.from`)
@@ -67,7 +76,7 @@ class Sweep:
 class ScoringStep:
     """More scores of the runs of a study, as `eval` makes them."""
 
-    times: list[float]  # the lengths over the training length
+    times: list[Positive]  # the lengths over the training length
     protocol: Protocol = "paired"
     scored_with: list[str] | None = None  # values of --with, which must fit each of the runs
     controls: str = "none"  # the lengths that get controls: auto, offset, all or none
@@ -82,19 +91,19 @@ class ScoringStep:
 
 @dataclass(frozen=True)
 class Study:
-    """A study as its file gives it; the fields from `name` on are not in the file."""
+    """A study as its file gives it; the fields from `name` on are not in the file (`NOT_IN_FILE`)."""
 
     title: str
     question: str
     source: str  # the papers and pages that the study repeats
     minutes: int  # an estimate for two cores, or one GPU
     sweeps: tuple[Sweep, ...]
-    times: list[float]  # lengths that are scored, over `length`
+    times: list[Positive]  # lengths that are scored, over `length`
     claims: tuple[Claim, ...] = ()
-    seeds: int = 3  # the number of seeds of each encoding
+    seeds: AtLeast1 = 3  # the number of seeds of each encoding
     # The training length; of a Hugging Face model, the length from which changes are measured.
-    length: int = 128
-    tokens: int = 1_024_000  # the tokens that each run trains on
+    length: AtLeast1 = 128
+    tokens: AtLeast1 = 1_024_000  # the tokens that each run trains on
     overrides: list[str] = field(default_factory=list)  # the overrides of every run
     # The overrides of the toy size, after all others.
     quick_overrides: list[str] = field(default_factory=list)
@@ -102,11 +111,11 @@ class Study:
     # With a table and a picture by training tokens or by parameters of the model.
     over: Literal["", "tokens", "parameters"] = ""
     explains: bool = False  # whether `explain` explains the runs
-    name: str = ""  # the name of the file
-    path: Path = Path()
-    size: str = "full"  # or quick for a toy
-    text: str = STDLIB  # or a folder with text files
-    search: tuple[Path, ...] = ()  # folders with the user's own YAML
+    name: str = field(default="", metadata=NOT_IN_FILE)  # the name of the file
+    path: Path = field(default=Path(), metadata=NOT_IN_FILE)
+    size: str = field(default="full", metadata=NOT_IN_FILE)  # or quick for a toy
+    text: str = field(default=STDLIB, metadata=NOT_IN_FILE)  # or a folder with text files
+    search: tuple[Path, ...] = field(default=(), metadata=NOT_IN_FILE)  # folders with the user's own YAML
 
     @property
     def n_runs(self) -> int:
@@ -220,12 +229,14 @@ def read_study(name: str, search: Sequence[Path] = ()) -> Study:
     paths = [folder / STUDY_FOLDER / f"{name}.yaml" for folder in folders]
     path = next(filter(Path.is_file, paths))
     try:
-        study: Study = parse_record(
-            Study, parse_mapping(path.read_text(encoding="utf-8")), "study", RECORD_TYPES
-        )
+        values = parse_mapping(path.read_text(encoding="utf-8"))
+        way_out = "take it out, and give the text to the command: `pe-bench reproduce NAME --text DIR`"
+        require("text" not in values, f"text is no key of a study's file: {way_out}")
+        study: Study = parse_record(Study, values, "study", RECORD_TYPES)
         if path.parent.parent == config_dir():
             study = replace(study, claims=(*study.claims, *ledger_claims(name)))
         _check_study(study)
+        _check_claims(study, search)
     except (OSError, ValueError) as error:
         raise UserError(f"{path}: {first_line(error)}") from error
     return replace(study, name=name, path=path, search=tuple(search))
@@ -233,8 +244,11 @@ def read_study(name: str, search: Sequence[Path] = ()) -> Study:
 
 def _check_study(study: Study) -> None:
     """Raise `UserError` for claims, sweeps and scorings that do not fit together or name unknown sweeps."""
+    require(bool(study.sweeps), "sweeps is empty: give at least one sweep, with its encodings")
+    require(bool(study.times), "times is empty: give the lengths to score, such as [1, 2, 4]")
     earlier = [""]
     for sweep in study.sweeps:
+        require(bool(sweep.encodings), f"the sweep '{sweep.name}' has no encodings: give at least one")
         message = f"the sweep '{sweep.name}' needs an earlier one, and '{sweep.parent_sweep}' is none"
         require(sweep.parent_sweep in earlier, message)
         earlier.append(sweep.name)
@@ -260,6 +274,87 @@ def _check_study(study: Study) -> None:
         names_of_sweeps += scoring.of
     for name in names_of_sweeps:
         require(name in earlier, unknown(name, "sweep", earlier))
+
+
+def _check_claims(study: Study, search: Sequence[Path]) -> None:
+    """Raise `UserError` for a claim about an encoding, a length or a task that no run of the study has.
+
+    What is predicted need not be scored yet. search: folders with the user's own YAML.
+    """
+    for claim in study.claims:
+        if isinstance(claim, LedgerClaim) and claim.rule:
+            continue
+        _check_encoding(study, claim.kind, claim.of, claim.sweep, search)
+        _check_encoding(study, claim.kind, claim.than or claim.of, claim.than_sweep or claim.sweep, search)
+        _check_lengths(study, claim)
+        is_of_task = claim.kind in KINDS_OF_TASKS or claim.protocol == "task"
+        message = f"a claim of kind {claim.kind} is about a task, and the sweep '{claim.sweep}' has none"
+        way_out = "give the sweep a task, such as copy, or take another kind and protocol"
+        require(bool(study.sweep(claim.sweep).task) or not is_of_task, f"{message}: {way_out}")
+
+
+def _check_encoding(study: Study, kind: str, label: str, name: str, search: Sequence[Path]) -> None:
+    """Raise `UserError` unless a sweep of this name has the encoding of a claim.
+
+    A label has options and modifiers that the study's file may lack, so it is enough that one of its names
+    is in the file.
+    """
+    sweeps = [sweep for sweep in study.sweeps if sweep.name == name]
+    names = ", ".join(dict.fromkeys(sweep.name for sweep in study.sweeps))
+    require(bool(sweeps), f"a claim of kind {kind} names no sweep: give its sweep, one of {names}")
+    if any(sweep.hf_model for sweep in sweeps):
+        return  # the label follows from the model
+    encodings = list(dict.fromkeys(chain.from_iterable(sweep.encodings for sweep in sweeps)))
+    place = f"the sweep '{name}' has" if name else "the study has"
+    trained = f"{place} {', '.join(encodings)}"
+    message = f"a claim of kind {kind} names no encoding, and {trained}: name one"
+    require(bool(label) or len(encodings) == 1, message)
+    scored: list[str] = []
+    for scoring in study.scorings:
+        if any(scoring.applies_to(sweep, each) for sweep in sweeps for each in sweep.encodings):
+            scored += scoring.scored_with or []
+    own, _, scaling = label.partition(" -> ")
+    message = f"a claim of kind {kind} is about '{own}', and {trained}: name one of them"
+    require(not own or _is_named(own, encodings, search), message)
+    message = f"a claim of kind {kind} is about '{label}', and {place} no such scores"
+    scorings = ", ".join(scored) or "none"
+    way_out = f"name one of scored_with ({scorings}), or add {scaling} to scored_with"
+    require(not scaling or _is_named(scaling, scored, search), f"{message}: {way_out}")
+
+
+def _is_named(label: str, texts: Sequence[str], search: Sequence[Path]) -> bool:
+    """Return whether a label has the name of one of these encodings, or the name in its YAML file.
+
+    texts: encodings as a study's file has them, such as `rope+gate` or `yarn factor=4`.
+    """
+    words = {*re.split("[ +,]", label)}
+    names = {*chain.from_iterable(re.split("[+,]", text.partition(" ")[0]) for text in texts)}
+    if words & names:
+        return True
+    for name in names - {"", *names_in("modifier", search)}:
+        try:
+            encoding = choose_encoding(name, [], search)
+        except UserError:
+            return True  # an unknown encoding is said before the first run
+        if words & {encoding.get("name"), *encoding.get("modifiers", {})}:
+            return True
+    return False
+
+
+def _check_lengths(study: Study, claim: Claim) -> None:
+    """Raise `UserError` for a claim at or from a length at which the study scores nothing."""
+    overrides = chain(study.overrides, *(sweep.overrides for sweep in study.sweeps))
+    if any("eval.lengths=" in text for text in overrides):
+        return
+    times = {*study.times, *chain.from_iterable(scoring.times for scoring in study.scorings)}
+    wanted = {} if claim.kind in KINDS_WITHOUT_LENGTH else {"at": claim.at}
+    if claim.kind in KINDS_SINCE:
+        wanted["since"] = claim.since
+    for key, value in wanted.items():
+        message = f"a claim of kind {claim.kind} has {key}: {value:g}, and the study scores nothing there"
+        there = ", ".join(f"{time:g}" for time in sorted(times))
+        is_scored = set(study.lengths([value])) <= set(study.lengths(times))
+        require(is_scored, f"{message}: add {value:g} to times, or take one of {there}")
 
 
 @dataclass(frozen=True)

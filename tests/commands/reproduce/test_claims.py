@@ -303,3 +303,9 @@ def test_a_table_keeps_levels_of_other_texts(tmp_path: Path) -> None:
     for written in (made(1.8, 2.5), files, made(1.9)):
         write_levels(table, written)
     assert read_table(table) == [*files, *made(1.9)]
+    other = made(1.2, data="files", data_hash="0ther")
+    write_levels(table, other)
+    assert read_table(table) == [*other, *files, *made(1.9)], "the text of another folder"
+    write_levels(table, other)
+    write_levels(table, made(1.3, data="files"))
+    assert read_table(table) == [*other, *made(1.3, data="files"), *made(1.9)]

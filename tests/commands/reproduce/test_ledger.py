@@ -237,7 +237,9 @@ def test_a_mistake_in_the_ledger_names_its_file(tmp_path: Path) -> None:
             "kind: measured, text: it falls",
             "belongs in configs/claims and needs text and outcome",
         ),
+        ("kind: falls", "kind: alike", "compares 'rope' with itself: name the other with than"),
         ("title: A\n", "", "paper needs title"),
+        ("title: A\n", "title: A\nname: a\n", "unknown key of paper 'name'"),
         ("kind: falls, ", "", "paper.claims[0] needs kind"),
         ("source: table", "sorce: table", "unknown key of paper.claims[0] 'sorce': did you mean 'source'?"),
     ):

@@ -249,6 +249,31 @@ def test_what_is_not_stored_is_said_and_nothing_is_trained(command: Command, stu
     assert obeyed_by_nothing.code == 2 and "leave out threads=1" in obeyed_by_nothing.line
 
 
+def test_the_pieces_of_a_text_are_not_reported_as_those_of_another_text(
+    command: Command, study: Study, folder: Path
+) -> None:
+    assert command(*arguments(study), "threads=1", "--write-table").code == 0
+    table = read_table(study.table_path)
+    other = replace(study, text=str(folder / "other"))
+    shutil.copytree(study.text, other.text)
+    same = command(*arguments(other), "--stored")
+    assert same.code == 0, "the same text in another folder"
+    (folder / "other" / ".hidden").write_text("is not read")
+    assert StoredPieces(other).folder == StoredPieces(study).folder
+    for path in (folder / "other").glob("*.txt"):
+        path.write_text(path.read_text()[::-1])
+    nothing = command(*arguments(other), "--stored")
+    options = f"--config-dir {folder / 'own'} --text {other.text}"
+    assert nothing.code == 2 and f"`pe-bench reproduce toy --write-table {options}` makes" in nothing.line
+    assert command(*arguments(other), "threads=1", "--write-table").code == 0
+    assert StoredPieces(other).folder != StoredPieces(study).folder
+    both = read_table(study.table_path)
+    assert len(both) == 2 * len(table) and all(level in both for level in table)
+    for text in (study, other):
+        stored = command(*arguments(text), "--stored")
+        assert stored.code == 0 and f"toy.csv: {len(table)} of {len(table)} levels agree" in stored.out
+
+
 def test_a_changed_study_has_other_pieces_and_a_damaged_piece_or_table_is_named(
     command: Command, study: Study
 ) -> None:

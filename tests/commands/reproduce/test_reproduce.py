@@ -148,6 +148,65 @@ def test_a_mistake_in_a_study_names_its_file(configs: Path) -> None:
         assert str(error.value).startswith(f"{path}: ") and said in str(error.value)
 
 
+def test_a_study_that_cannot_be_run_or_judged_is_refused_when_its_file_is_read(configs: Path) -> None:
+    path = configs / "study" / "toy.yaml"
+    holds = "kind: holds, of: rope, sweep: first, at: 4"
+    changed = {
+        "kind: holds, of: rope, sweep: first, at: 0": r"claims\[0\].at must be a number above 0, not 0",
+        "kind: falls, of: rope, sweep: first, at: 4, since: 0": "since must be a number above 0, not 0",
+        "kind: holds, of: rope, sweep: first, at: 3": "has at: 3, .* add 3 to times, or take one of 1, 2, 4",
+        "kind: falls, of: rope, sweep: first, at: 4, since: 0.5": "has since: 0.5, and the study scores noth",
+        "kind: holds, of: rpoe, sweep: first, at: 4": "is about 'rpoe', and the sweep 'first' has rope: name",
+        "kind: holds, of: rope, at: 4": "names no sweep: give its sweep, one of first, tuned, own",
+        "kind: holds, of: rope -> yarn, sweep: first, at: 4": "no such scores: .*rope_pi factor=2.*to scored",
+        "kind: order, of: rope, than: t5, sweep: first, at: 4": "is about 't5', and the sweep 'first' has",
+        "kind: order, of: rope, sweep: first, at: 4": "compares 'rope' with itself: name the other with than",
+        "kind: alike, of: rope, than: rope, sweep: first, at: 4": "of kind alike compares two encodings",
+        "kind: solves, of: rope, sweep: first, at: 4": "is about a task, and the sweep 'first' has none",
+    }
+    mistakes = [(holds, after, said) for after, said in changed.items()]
+    mistakes += [
+        ("seeds: 1", "seeds: 0", "study.seeds must be a whole number of at least 1, not 0"),
+        ("times: [1, 2, 4]", "times: []", "times is empty: give the lengths to score"),
+        ("times: [1, 2, 4]", "times: [0, 1]", "study.times must be a list, each item a number above 0"),
+        ("encodings: [rope]", "encodings: []", "the sweep 'first' has no encodings: give at least one"),
+        ("encodings: [rope]", "encodings: [rope, nope]", "names no encoding, and the sweep 'first' has rope"),
+        ("title: A toy", "title: A toy\ntext: books", "text is no key of a study's file: .*--text DIR"),
+    ]
+    mistakes += [
+        ("title: A toy", f"title: A toy\n{key}: x", key) for key in ("name", "size", "path", "search")
+    ]
+    for before, after, said in mistakes:
+        text = TOY.replace(before, after)
+        if "names no encoding" in said:
+            text = text.replace("of: rope, sweep: first, ", "sweep: first, ")
+        path.write_text(text)
+        with pytest.raises(UserError, match=said) as error:
+            read_study("toy", [configs])
+        assert str(error.value).startswith(f"{path}: ") and "\n" not in str(error.value)
+    assert "unknown key of study 'search'" in str(error.value) and "'text'" not in str(error.value)
+
+
+def test_a_claim_may_name_an_encoding_by_its_file_by_its_name_and_with_options(configs: Path) -> None:
+    (configs / "encoding" / "low.yaml").write_text("defaults: [gate]\nbase: 500\n")
+    path = configs / "study" / "toy.yaml"
+    for encodings, label in (
+        ("low", "rope+gate base=500.0"),
+        ("rope+gate", "rope+gate"),
+        ("gate", "rope+gate"),
+        ("own", "own"),
+        ("rope", "rope -> rope_pi factor=2.0"),
+    ):
+        (configs / "encoding" / "own.yaml").write_text("name: own\nclass: mine.py:Mine\n")
+        text = TOY.replace("name: first, encodings: [rope]", f"name: first, encodings: [{encodings}]")
+        text, _, _ = text.partition("  - {kind: order")
+        path.write_text(text.replace("kind: holds, of: rope,", f"kind: holds, of: {label},"))
+        assert read_study("toy", [configs]).claims[0].of == label
+    # Only what is given as lengths in place of `times` can be scored elsewhere.
+    path.write_text(TOY.replace("at: 4", "at: 3").replace("eval.targets=6", "'eval.lengths=[16,48]'"))
+    assert read_study("toy", [configs]).claims[0].at == 3
+
+
 def test_an_unknown_encoding_is_refused_before_anything_is_trained(command: Command, configs: Path) -> None:
     for name, unknown in (("[mine]", "[mien]"), ("rope_pi factor=2]", "rope_ip]")):
         (configs / "study" / "toy.yaml").write_text(TOY.replace(name, unknown))
