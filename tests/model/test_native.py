@@ -129,7 +129,7 @@ def test_the_sums_of_fox_lose_no_digits_however_long_the_text() -> None:
     for parameter in encoding.parameters():
         parameter.detach().add_(0.1 * torch.randn(parameter.shape))
     x, q, k, v = layer_inputs(1_024, torch.float32, batch=1)
-    found = native_column_attention(encoding, x, q.requires_grad_(), k, v, position)
+    found = native_column_attention(encoding, x, q.requires_grad_(), k, v, position, None)
     doubles = (one.detach().double() for one in (x, q, k, v))
     assert largest_difference(found, reference_attention(encoding.double(), *doubles, position)) < 2e-6
 

@@ -30,13 +30,7 @@ MAX_KERNEL_ERROR = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
 
 
 def native_attention(
-    encoding: LayerEncoding,
-    x: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    position: Tensor,
-    window: int | None = None,
+    encoding: LayerEncoding, x: Tensor, q: Tensor, k: Tensor, v: Tensor, position: Tensor, window: int | None
 ) -> Tensor:
     """Compute attention for encodings with a `distance_bias` or no bias.
 
@@ -59,13 +53,7 @@ def native_attention(
 
 
 def native_column_attention(
-    encoding: LayerEncoding,
-    x: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    position: Tensor,
-    window: int | None = None,
+    encoding: LayerEncoding, x: Tensor, q: Tensor, k: Tensor, v: Tensor, position: Tensor, window: int | None
 ) -> Tensor:
     """Compute attention for encodings with a low-rank bias: `columns` of the queries and of the keys.
 
