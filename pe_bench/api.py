@@ -155,7 +155,7 @@ def probe(
 
     lengths N,N: Window lengths in tokens, from 128.  [default: 1, 2, 4 and 16 x training length]
     depths NUMBER: Number of evenly spaced positions of the span, from start to end.  [default: 5]
-    windows NUMBER: Windows at each length and depth.  [default: 64; 8 of text of a Hugging Face model]
+    windows NUMBER: Windows at each length and depth.  [default: 64; of a Hugging Face model 8, of text]
     task NAME,NAME: Give a Hugging Face model prompts of RULER instead: niah_multikey_3, vt or fwe.
 
     Raises `UserError` (a `ValueError`) before anything is scored if there is no such run or an option cannot

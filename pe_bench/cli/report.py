@@ -94,7 +94,10 @@ def _refuse_options_of_levels(
     if not is_page:
         given |= {"--sort": sort, "--baseline": options.get("baseline"), "--margin": options.get("margin")}
     for option, value in given.items():
-        require(value is None, f"{option} changes tables of levels, which --probe leaves out: leave one out")
+        require(
+            value is None,
+            f"{option} changes tables of levels, which --probe does not print: leave out {option} or --probe",
+        )
 
 
 def _destinations(

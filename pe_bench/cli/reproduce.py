@@ -89,7 +89,7 @@ def reproduce(
     text = text if text == STDLIB else str(Path(text).absolute())
     study = replace(read_study(names[0], config_dir), text=text)
     hf_models = [sweep.hf_model for sweep in study.sweeps if sweep.hf_model]
-    message = f"--quick trains toys, and {study.name} scores {', '.join(hf_models)}: leave it out"
+    message = f"--quick trains toys, and {study.name} scores {', '.join(hf_models)}: leave out --quick"
     require(not (quick and hf_models), message)
     study = study.quick() if quick else study
     runs = StudyRuns(study, machine, results_dir, models)

@@ -188,7 +188,7 @@ def _checked_values(
     names = ", ".join(run.name for run in runs)
     if is_trained:
         check_launcher(typed.launcher_overrides)
-    message = f"{names}: extend takes runs that were trained on text, and no Hugging Face model and no task"
+    message = f"{names}: extend takes runs that were trained on text, not tasks or Hugging Face models"
     require(config.hf_model is None and config.task is None, message)
     folders = [*map(RunFolder, runs)]
     differing = []

@@ -155,7 +155,7 @@ class LayerEncoding(nn.Module, Declared):
     per_layer: ClassVar[bool] = False  # True: every layer has its own parameters
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Drop the shortcuts that come from a more remote class than the hook that they belong to."""
+        """Drop a shortcut if its hook is overridden in a more derived class."""
         super().__init_subclass__(**options)
 
         def remoteness(name: str) -> int:
@@ -244,8 +244,8 @@ class LayerEncoding(nn.Module, Declared):
     def first_keys(self, tokens: int) -> Tensor | None:
         """Optional, with `visible`: return the first key [T] that each query sees, int64 on the CPU.
 
-        Each query then sees all keys from its first key to itself, and no first key is before that of an
-        earlier query. None: queries see other keys.
+        Each query then sees all keys from its first key to itself, and first keys never fall from query to
+        query. None: the visible keys are no such range.
         """
         return None if self.overrides("visible") else torch.zeros(tokens, dtype=torch.int64)
 

@@ -48,7 +48,9 @@ class PassMask:
     device: torch.device
     # The result of `first_key`, by its arguments.
     _first: dict[tuple[int, int], int] = field(default_factory=dict)
-    _first_keys: dict[int, Tensor | None] = field(default_factory=dict)  # those of `first_keys`
+    _first_keys: dict[int, Tensor | None] = field(
+        default_factory=dict
+    )  # the results of `first_keys`, by tokens
 
     def visible(self, query_Q: Tensor, key_N: Tensor) -> Tensor:
         """Return the mask [Q, N] of the keys that queries see, from the indices of both."""

@@ -200,8 +200,8 @@ bool each_part(const Shape& shape, int64_t parts, Work work) {
 }
 
 // The number of parts into which the work on a head's output is split: enough for two on each thread, of at least
-// so many tokens each. Every part reads the whole head, which costs little against the products of a long text, but
-// not where queries see few keys: a part for every so many of the keys that a query sees on average.
+// MIN_TOKENS_OF_PART tokens each. Every part reads the whole head, which costs little against the products of a long
+// text, but not where queries see few keys: at most one part for SEEN_KEYS_OF_PART keys that a query sees on average.
 // Queries do not depend on each other, so results do not depend on the parts.
 inline int64_t parts_of_head(const Shape& shape) {
     constexpr int64_t MIN_TOKENS_OF_PART = 512, SEEN_KEYS_OF_PART = 64;

@@ -393,7 +393,7 @@ def _fewer_seeds_notes(lines: Sequence[Line]) -> Iterator[str]:
                 labels.setdefault(line.label, []).append(length)
     for (count, seeds), labels in lengths_of_lines.items():
         lengths = list_lengths(set().union(*labels.values()))
-        yield f"at {lengths}: {count} of {seeds} seeds: {few_names(labels)}"
+        yield f"at {lengths}, {count} of {seeds} seeds only: {few_names(labels)}"
 
 
 def _not_scored_notes(table: Table) -> Iterator[str]:

@@ -61,7 +61,7 @@ def test_a_report_prints_and_draws_what_its_options_name(command: Command, run: 
 def test_an_option_of_levels_is_refused_beside_probe(command: Command, run: Path, options: list[str]) -> None:
     outcome = command("report", "--probe", *options)
     assert outcome.code == 2
-    assert f"{options[0]} changes tables of levels, which --probe leaves out" in outcome.line
+    assert f"{options[0]} changes tables of levels, which --probe does not print" in outcome.line
 
 
 @pytest.mark.parametrize("result", ["{", "[]", "\udcff"])

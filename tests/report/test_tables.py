@@ -204,7 +204,7 @@ def test_a_level_of_fewer_seeds_than_its_line_is_named_below_the_table(tmp_path:
         add_run(tmp_path, "alibi", {128: 3.0, 256: 3.1, 512: 3.1}, seed=seed)
     text = printed([only(tmp_path)], 100)
     named = [line for line in text.splitlines() if "of 3 seeds" in line]
-    assert named == ["at 512: 1 of 3 seeds: rope"]
+    assert named == ["at 512, 1 of 3 seeds only: rope"]
 
 
 @pytest.mark.parametrize("level", [math.inf, math.nan])

@@ -279,7 +279,7 @@ def _check_study(study: Study) -> None:
 def _check_claims(study: Study, search: Sequence[Path]) -> None:
     """Raise `UserError` for a claim about an encoding, a length or a task that no run of the study has.
 
-    What is predicted need not be scored yet. search: folders with the user's own YAML.
+    Predictions may be about scores that do not exist yet. search: folders with the user's own YAML.
     """
     for claim in study.claims:
         if isinstance(claim, LedgerClaim) and claim.rule:

@@ -373,7 +373,7 @@ def test_a_study_of_an_hf_model_says_how_to_get_it_and_has_no_toy(
     absent = command(*arguments(real), "--models", str(folder / "none"))
     assert absent.code == 2 and f"{folder / 'none' / 'llama'} is no folder: get it with" in absent.line
     toy = command(*arguments(real), "--quick", "--models", str(folder / "models"))
-    assert toy.code == 2 and "toy scores llama: leave it out" in toy.line
+    assert toy.code == 2 and "toy scores llama: leave out --quick" in toy.line
     other = command(*study_without_hf_models, "--models", str(folder / "models"))
     assert (
         other.code == 2 and "--models has no effect on plain, which has no Hugging Face models" in other.line
