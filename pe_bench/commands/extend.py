@@ -19,6 +19,7 @@ from pe_bench.commands.extend_hf import extend_hf
 from pe_bench.commands.job import load_trained, trusted
 from pe_bench.commands.sweep.run import launch
 from pe_bench.config.arguments import value_texts
+from pe_bench.config.overrides import parse_override
 from pe_bench.config.schema import Config
 from pe_bench.config.sweeps import PlannedJob, SortedOverrides, check_launcher, plan_jobs, sort_by_use
 from pe_bench.errors import RunError, UserError, first_line, require
@@ -207,7 +208,9 @@ def _checked_values(
         require(is_trained, message)
     refuse_scored_keys(jobs[0].given)
     for text in typed.job_overrides:
-        instead = INSTEAD_OF_KEYS.get(text.partition("=")[0])
+        key = parse_override(text).key
+        # QK-norm and options of the encoding may change in a later stage; the tokenizer may not.
+        instead = INSTEAD_OF_KEYS.get("tokenizer" if key.startswith("tokenizer.") else key)
         require(instead is None, f"{text} has no effect on further training: {instead}")
     return jobs[0].given
 

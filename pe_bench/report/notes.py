@@ -385,14 +385,16 @@ def _infinite_level_notes(lines: Sequence[Line]) -> Iterator[str]:
 
 def _fewer_seeds_notes(lines: Sequence[Line]) -> Iterator[str]:
     """Yield a note on the levels that are of fewer seeds than their line has."""
-    lengths_of_lines: dict[tuple[int, int], dict[str, list[int]]] = {}
+    labels_of_lengths: dict[tuple[int, int, tuple[int, ...]], list[str]] = {}
     for line in lines:
+        lengths_of_counts: dict[int, list[int]] = {}
         for length, record in sorted(line.records.items()):
             if 0 < len(record.levels) < line.seeds:
-                labels = lengths_of_lines.setdefault((len(record.levels), line.seeds), {})
-                labels.setdefault(line.label, []).append(length)
-    for (count, seeds), labels in lengths_of_lines.items():
-        lengths = list_lengths(set().union(*labels.values()))
+                lengths_of_counts.setdefault(len(record.levels), []).append(length)
+        for count, found in lengths_of_counts.items():
+            labels_of_lengths.setdefault((count, line.seeds, tuple(found)), []).append(line.label)
+    for (count, seeds, found), labels in labels_of_lengths.items():
+        lengths = list_lengths(found)
         yield f"at {lengths}, {count} of {seeds} seeds only: {few_names(labels)}"
 
 

@@ -121,6 +121,8 @@ def test_a_batch_of_another_size_trains_on_as_many_tokens(
         ("encoding=alibi", "say --with"),
         ("train.length=64", "say --to"),
         ("train.steps=3", "say --tokens"),
+        ("++train.length=64", "say --to"),
+        ("tokenizer.name=gpt2", "a run keeps its own"),
         ("model=tiny", "a run keeps its own"),
     ],
 )

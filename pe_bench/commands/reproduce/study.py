@@ -290,7 +290,8 @@ def _check_claims(study: Study, search: Sequence[Path]) -> None:
         is_of_task = claim.kind in KINDS_OF_TASKS or claim.protocol == "task"
         message = f"a claim of kind {claim.kind} is about a task, and the sweep '{claim.sweep}' has none"
         way_out = "give the sweep a task, such as copy, or take another kind and protocol"
-        require(bool(study.sweep(claim.sweep).task) or not is_of_task, f"{message}: {way_out}")
+        has_task = any(sweep.task for sweep in study.sweeps if sweep.name == claim.sweep)
+        require(has_task or not is_of_task, f"{message}: {way_out}")
 
 
 def _check_encoding(study: Study, kind: str, label: str, name: str, search: Sequence[Path]) -> None:
@@ -347,6 +348,8 @@ def _check_lengths(study: Study, claim: Claim) -> None:
     if any("eval.lengths=" in text for text in overrides):
         return
     times = {*study.times, *chain.from_iterable(scoring.times for scoring in study.scorings)}
+    # A run is always scored at its training length, too.
+    times |= {sweep.times for sweep in study.sweeps if not sweep.hf_model}
     wanted = {} if claim.kind in KINDS_WITHOUT_LENGTH else {"at": claim.at}
     if claim.kind in KINDS_SINCE:
         wanted["since"] = claim.since

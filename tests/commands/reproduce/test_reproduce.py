@@ -148,6 +148,17 @@ def test_a_mistake_in_a_study_names_its_file(configs: Path) -> None:
         assert str(error.value).startswith(f"{path}: ") and said in str(error.value)
 
 
+def test_a_claim_may_be_about_a_training_length_that_the_file_does_not_list(configs: Path) -> None:
+    path = configs / "study" / "toy.yaml"
+    text = TOY.replace("times: [1, 2, 4]", "times: [4]")
+    path.write_text(
+        text.replace(
+            "kind: holds, of: rope, sweep: first, at: 4", "kind: falls, of: rope, sweep: first, at: 4"
+        )
+    )
+    assert read_study("toy", [configs]).claims[0].since == 1
+
+
 def test_a_study_that_cannot_be_run_or_judged_is_refused_when_its_file_is_read(configs: Path) -> None:
     path = configs / "study" / "toy.yaml"
     holds = "kind: holds, of: rope, sweep: first, at: 4"
