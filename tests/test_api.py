@@ -5,6 +5,7 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -241,3 +242,9 @@ def test_a_value_of_another_type_is_one_line_and_nothing_is_written(call, tmp_pa
         eval(f"pe_bench.{call}")
     assert len(str(error.value).splitlines()) == 1
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("call", [pe_bench.explain, pe_bench.extend])
+def test_an_empty_list_of_runs_is_a_user_error(call: Callable[..., object], tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no run is named: give seeds of one encoding"):
+        call([], results_dir=tmp_path)

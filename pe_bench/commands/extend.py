@@ -99,6 +99,7 @@ def extend_runs(
 
     Raises `UserError`, `RunError`.
     """
+    require(bool(runs), "no run is named: give seeds of one encoding, such as rope, or hf:FOLDER")
     requested = read_with(with_ or [",".join(DEFAULT_SCALINGS)])
     require(tokens is not None or not long, "--long trains with as many tokens as both stages: give --tokens")
     if any(map(is_hf_name, runs)):

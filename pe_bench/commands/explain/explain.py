@@ -58,7 +58,7 @@ def explain_runs(names: Sequence[str], by: Sequence[str], request: Evaluation) -
     by: `head` also changes the heads of the layer in which a change restores most; `layer` also measures each
     layer. Raises `UserError`, `RunError`.
     """
-    require(bool(names), "no run is named: give the runs of one encoding, such as rope")
+    require(bool(names), "no run is named: give seeds of one encoding, such as rope, or hf:FOLDER")
     for each in by:
         check_type(each, ByOption, "--by")
     benches = [load_bench(name, request) for name in _find_runs_or_hf_model(names, request)]
