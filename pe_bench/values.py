@@ -98,6 +98,8 @@ def check_type(value: Any, kind: Any, key: str) -> Any:
     try:
         return _convert(value, kind)
     except ValueError:
+        too_large = isinstance(value, int) and value > MAX_INTEGER
+        require(not too_large, f"{key} must be at most {MAX_INTEGER}, not {shown(value)}")
         way_out = ""
         with suppress(ValueError):
             _convert([value], kind)

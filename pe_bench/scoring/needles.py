@@ -111,8 +111,8 @@ def needle_plans(
         needle = find_needle(split.document(document)[start:end], start, depth)
         if needle is not None:
             windows.append(Window(document, start, length, first, ANSWER_TOKENS, needle=needle))
-    message = f"no window of {length} tokens has a span at depth {depth:g} that occurs in it only once"
-    require(bool(windows), f"{message}: use other data")
+    message = f"none of {len(blocks)} windows of {length} tokens has a unique span at depth {depth:g}"
+    require(bool(windows), f"{message}: try more windows (--windows), or other data")
     spans = [(window.document, window.start, window.needle) for window in windows]
     words = repr((PROBE, data.hash, length, depth, spans)).encode()
     digest = hashlib.sha256(words).hexdigest()

@@ -27,6 +27,7 @@ train encoding=rope,alibi -> is several values: -m encoding=rope,alibi makes a r
 train train=3 -> train is a group of keys and cannot be 3: say train.length=VALUE
 train rope -> 'rope' cannot be read: write encoding=rope
 train seed=٣ -> 'seed=٣' cannot be read: put quotes around the value, as in 'seed="VALUE"'
+train seed=99999999999999999999 -> seed must be at most 9223372036854775807, not 99999999999999999999
 train results_dir=/dev/null -> results_dir=/dev/null: /dev/null is not a folder
 train results_dir= -> results_dir is empty: give it a value, or remove it
 train train.from=elsewhere -> no finished run 'elsewhere' in results/runs: see `pe-bench list runs`

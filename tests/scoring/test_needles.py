@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 from support.needles import Copying, probe_data, scored_probe
 
+from pe_bench.data.packed import Split
+from pe_bench.errors import UserError
 from pe_bench.scoring.needles import (
     ANSWER_TOKENS,
     CHOICES,
@@ -66,6 +68,15 @@ def test_a_span_whose_beginning_or_end_occurs_twice_is_passed_over() -> None:
         found = find_needle(again, 0, 0.5)
         assert found is not None and 0 < abs(found.start - needle.start) <= CUE
     assert find_needle(np.tile(text[:20], 30), 0, 0.5) is None
+
+
+def test_a_depth_without_a_unique_span_is_refused_with_the_number_of_windows() -> None:
+    split = DATA.validation
+    periodic = Split(np.resize(split.tokens[:20], len(split.tokens)), split.starts, split.byte_ends)
+    data = replace(DATA, validation=periodic)
+    message = r"none of 3 windows of 128 tokens has a unique span at depth 0\.5: .*--windows"
+    with pytest.raises(UserError, match=message):
+        needle_plans(data, 128, 0.5, 3, seed=0)
 
 
 def test_windows_follow_from_data_seed_length_and_depth_and_fewer_are_part_of_more() -> None:
