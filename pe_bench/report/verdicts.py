@@ -416,7 +416,12 @@ def has_few_targets(row: Row) -> bool:
 
 
 def _unlearned_task(rows: Sequence[Row], runs: ScoredRuns) -> Unlearned:
-    """Return `task` if the rows do not surely solve their task; empty if they do, or without scores."""
+    """Return `task` if the rows do not surely solve their task; empty if they do, or without scores.
+
+    Of several sets of examples, the rows of `largest_set` count.
+    """
+    chosen = largest_set(rows)
+    rows = [row for row in rows if row.target_hash == chosen]
     if not rows:
         return ""
     try:

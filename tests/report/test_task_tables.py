@@ -88,6 +88,13 @@ def test_what_is_not_learned_at_the_training_length_has_no_verdict_past_it_and_n
     assert "bits" not in text and all(len(line) <= 80 for line in text.splitlines())
 
 
+def test_a_run_scored_on_two_sets_of_examples_has_learned_by_the_larger_set(tmp_path: Path) -> None:
+    add_task_run(tmp_path, "rope", {TRAINED: 0.7}, examples=64)
+    add_task_run(tmp_path, "rope", {TRAINED: 1.0, 64: 1.0})
+    [line] = table(tmp_path).lines
+    assert line.unlearned == "" and line.records[TRAINED].verdict == "solves"
+
+
 def test_all_outputs_have_the_share_of_examples_its_interval_the_accuracy_and_the_chance(
     tmp_path: Path,
 ) -> None:

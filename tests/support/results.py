@@ -107,23 +107,32 @@ def add_run(results_dir: Path, encoding: str, levels: Mapping[int, float | None]
 
 
 def add_task_run(
-    results_dir: Path, encoding: str, right: Mapping[int, float], seed: int = 0, train_length: int = 32
+    results_dir: Path,
+    encoding: str,
+    right: Mapping[int, float],
+    seed: int = 0,
+    train_length: int = 32,
+    examples: int = EXAMPLES,
 ) -> Path:
-    """Write a run of a task with these shares of examples that are right; the others have no right answer."""
+    """Write a run of a task with these shares of examples that are right; the others have no right answer.
+
+    Another call for the same run adds rows: another number of examples is another set of them.
+    """
     run = add_run(results_dir, encoding, {}, seed=seed)
     task = {"protocol": TASK, "data": "copy", "tokenizer": "symbols", "model": "probe", "chance": CHANCE}
     rows = []
     for length, share in right.items():
         row = replace(ROW, run=run.name, encoding=encoding, scored_with=encoding, seed=seed, length=length)
-        row = replace(row, train_length=train_length, target_tokens=None, target_hash=f"{length:06x}", **task)
-        row = replace(row, documents=EXAMPLES, targets=EXAMPLES * ANSWERS)
-        correct = np.repeat(np.arange(EXAMPLES) < round(share * EXAMPLES), ANSWERS).astype(np.float32)
-        documents = np.repeat(np.arange(EXAMPLES), ANSWERS)
+        target_hash = f"{length:06x}{examples:x}"
+        row = replace(row, train_length=train_length, target_tokens=None, target_hash=target_hash, **task)
+        row = replace(row, documents=examples, targets=examples * ANSWERS)
+        correct = np.repeat(np.arange(examples) < round(share * examples), ANSWERS).astype(np.float32)
+        documents = np.repeat(np.arange(examples), ANSWERS)
         nll = np.where(correct, 0.1, 3).astype(np.float32)
         scores = Scores(nll, documents, np.ones_like(documents), correct)
         save_scores(score_file(run, row), scores)
         rows.append(with_level(row, scores))
-    write_rows(run / "eval.csv", rows)
+    write_rows(run / "eval.csv", [*read_rows(run / "eval.csv"), *rows])
     return run
 
 
