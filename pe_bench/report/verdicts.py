@@ -145,7 +145,8 @@ def difference_of_changes(changes: Sequence[Pair], others: Sequence[Pair], runs:
 def _difference_by_document(row: Row, other: Row, runs: ScoredRuns) -> np.ndarray:
     """Return `row` minus `other` in bits per byte, for each document or piece of one, float64 [n].
 
-    Raises `RunError` if the documents differ, or if no target stands for a byte of the text.
+    Where only `other` is not finite, the difference is -inf. Raises `RunError` if the documents differ, or if
+    no target stands for a byte of the text.
     """
     first = runs.means(row)
     second = runs.means(other)
@@ -157,7 +158,10 @@ def _difference_by_document(row: Row, other: Row, runs: ScoredRuns) -> np.ndarra
     if not first.names.size:
         raise RunError(f"no target of {row.run} at {row.length} stands for a byte of the text")
     with np.errstate(invalid="ignore"):  # infinity less infinity: a failure, and counted as one
-        return first.bits - second.bits
+        differences = first.bits - second.bits
+    # A score against a reference that broke down.
+    differences[np.isfinite(first.bits) & ~np.isfinite(second.bits)] = -math.inf
+    return differences
 
 
 # Verdicts

@@ -1,12 +1,17 @@
 """What the options of a report choose: rows, lines, their order and baseline; a sweep and its best value."""
 
+import json
+import math
+import re
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from support.commands import Command
 from support.results import add_run
-from support.tables import BREAKING, bits_at, labels, line_of, only, where
+from support.tables import BREAKING, bits_at, labels, line_of, only, printed, where
 
 from pe_bench.config.schema import Config, EvalConfig, HfModelConfig
 from pe_bench.errors import UserError
@@ -14,7 +19,9 @@ from pe_bench.report.build import build_tables
 from pe_bench.report.groups import Selection, parse_by
 from pe_bench.report.statistics import corrected_comparisons, paired_interval
 from pe_bench.runs.find import parse_condition
-from pe_bench.runs.folder import write_config
+from pe_bench.runs.folder import read_config, write_config
+from pe_bench.runs.rows import read_rows, write_rows
+from pe_bench.runs.scores import load_scores, save_scores, score_file, with_level
 
 HEAD = "step,tokens,loss,validation_loss,lr,gradient_norm,seconds\n"
 Levels = dict[str, dict[int, float | None]]
@@ -89,6 +96,19 @@ def test_where_nothing_is_paired_with_the_baseline_there_is_a_reason_and_no_diff
     assert found is not None and (found.mean, found.interval, found.verdict) == (None, None, "")
     assert "no comparison: alibi at 128, 256: no seed in common with rope" in table.notes
     assert "no comparison: t5 at 1,024: rope has no score at this length" in table.notes
+
+
+@pytest.mark.parametrize("broken", [math.inf, math.nan])
+def test_a_baseline_that_broke_down_makes_no_line_worse(tmp_path: Path, broken: float) -> None:
+    add_run(tmp_path, "alibi", {128: 3.0, 256: 3.0})
+    run = add_run(tmp_path, "rope", {128: 3.0, 256: 3.0})
+    at_training, row = read_rows(run / "eval.csv")
+    scores = load_scores(score_file(run, row))
+    scores.nll[0] = broken
+    save_scores(score_file(run, row), scores)
+    write_rows(run / "eval.csv", [at_training, with_level(row, scores)])
+    found = line_of(only(tmp_path, baseline="rope"), "alibi").records[256].baseline
+    assert found is not None and found.verdict == "unclear"
 
 
 def test_differences_from_a_baseline_are_paired_by_seed_and_document(results: Path) -> None:
