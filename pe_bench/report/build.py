@@ -220,7 +220,13 @@ def build_report(
         rows, note = keep_best(rows, runs, selection.best)
         problems.append(note)
         varying = (*varying, selection.best)
-    groups = group_rows(_rows_of_levels(rows), runs, varying)
+    shown_names = {row.run for row in rows}
+    first_stage_rows = _rows_of_first_stages(rows, runs)
+    selection = replace(selection, references=frozenset(row.run for row in first_stage_rows))
+    groups = group_rows([*_rows_of_levels(rows), *first_stage_rows], runs, varying)
+    groups = {
+        key: group for key, group in groups.items() if not shown_names.isdisjoint(row.run for row in group)
+    }
     probe_rows = [row for row in rows if row.protocol == PROBE]
     probed = group_rows(probe_rows, runs, varying)
     shown = groups
@@ -243,6 +249,22 @@ def build_report(
 def _rows_of_levels(rows: Sequence[Row]) -> list[Row]:
     """Return the rows of levels and controls, without probes and positions."""
     return [row for row in rows if row.protocol not in APART]
+
+
+def _rows_of_first_stages(rows: Sequence[Row], runs: ScoredRuns) -> list[Row]:
+    """Return the levels, with their own encoding, of first stages that are not among `rows`.
+
+    rows: rows of runs, some of which are later stages.
+    """
+    names = dict.fromkeys(row.run for row in rows)
+    first_stages = [runs.folder_of(name).first_stage for name in names]
+    missing = {stage.run for stage in first_stages if stage is not None and stage.run not in names}
+    levels: list[Row] = []
+    for name in sorted(missing):
+        for row in _rows_of_levels(runs.folder_of(name).rows):
+            if row.control == "none" and row.scored_with == row.encoding:
+                levels.append(row)
+    return levels
 
 
 def _common_margin(rows: Sequence[Row], runs: ScoredRuns) -> float:
@@ -463,6 +485,8 @@ def _make_table(
     """
     ranks = rank_sets(row for row in sliced if row.control == "none")
     table_rows = TableRows(sliced, unsliced, ranks, runs, selection.margin or MARGIN, key.train_length)
+    sliced = [row for row in sliced if row.run not in selection.references]
+    unsliced = [row for row in unsliced if row.run not in selection.references]
     is_of_all = key.slice == ALL
     names = {row.run for row in sliced}
     positions = [row for row in rows if row.protocol == POSITIONS]
@@ -497,7 +521,9 @@ def _make_table(
     if not is_of_all:
         share = slice_share(sliced, unsliced)
         table = replace(table, share=share, lacking=lacking_runs_note(sliced, unsliced))
-    return table if selection.numbers_only else with_notes(table, table_rows, order)
+    if selection.numbers_only:
+        return table
+    return with_notes(table, replace(table_rows, rows=sliced, unsliced=unsliced), order)
 
 
 def _with_shown_records(line: Line, train_length: int, selection: Selection) -> Line:

@@ -54,6 +54,8 @@ class Selection:
     lengths: tuple[int, ...] = ()  # the lengths to show with the training length; all lengths if empty
     # The labels of the encodings that shown lines were scored with; all lines if None.
     labels: frozenset[str] | None = None
+    # The names of runs that are not shown: the changes of their later stages are from their levels.
+    references: frozenset[str] = frozenset()
 
     def shows(self, length: int, train_length: int, scored_with: str | None) -> bool:
         """Return whether a length of a line is shown; other lengths are still used as references.
@@ -314,7 +316,11 @@ def labels_by(rows: Sequence[Row], runs: ScoredRuns, by: Sequence[str]) -> Calla
         settings = grouped(stage_rows, lambda row: row.setting)
         keys = differing_keys(settings.values(), runs) if len(settings) > 1 else []
         ignored = {*PARENT_KEYS, *by}
-        differing_keys_of[encoding] = [key for key in keys if key not in ignored]
+        keys = [key for key in keys if key not in ignored]
+        # Labels have rounded numbers of tokens, which may be equal for different numbers of steps.
+        if len({row.steps for row in stage_rows}) > 1:
+            keys.append("steps")
+        differing_keys_of[encoding] = keys
 
     def key_text(row: Row, key: str) -> str:
         if key == "model" and is_hf_name(row.model):

@@ -3,13 +3,15 @@
 import json
 import shutil
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.results import add_run
+from support.results import add_run, edit_rows
 from support.tables import only, printed
 from test_short import cells_of
 
+from pe_bench.report.build import read_report
 from pe_bench.report.columns import to_frame, to_markdown
 from pe_bench.report.curves import chart_of
 from pe_bench.report.page import to_html
@@ -172,3 +174,36 @@ def test_a_later_stage_is_held_to_the_trigram_of_its_first_one_and_named_by_what
         "rope, then yarn train.lr=0.001": ("", 2),
         "rope, then yarn train.lr=0.1": ("trigram", 1),
     }
+
+
+@pytest.mark.parametrize("by_name", [True, False])
+def test_a_later_stage_without_its_first_stage_in_the_selection_has_the_same_changes_and_marks(
+    results: Path, by_name: bool
+) -> None:
+    add_stage(results, 0, "aaaa0001", 2.2, 0.001)
+    add_stage(results, 2, "bbbb0002", 2.9, 0.1)
+    whole = {line.label: line for line in only(results).lines if line.longest}
+    stages = sorted({run for line in whole.values() for run in line.runs})
+    if by_name:
+        table = read_report(results, stages).tables[0]
+    else:
+        table = read_report(results, where=["train.lr<1"]).tables[0]
+    assert {line.label for line in table.lines} == {line.label for line in whole.values()}
+    for line in table.lines:
+        expected = whole[line.label]
+        assert line.unlearned == expected.unlearned
+        for length, record in line.records.items():
+            assert (record.change, record.verdict) == (
+                expected.records[length].change,
+                expected.records[length].verdict,
+            )
+    assert table.lines[0].records[128].change == pytest.approx(0.2, abs=1e-3), "the first stage has 2.0"
+
+
+def test_later_stages_that_differ_in_steps_are_lines_of_their_own(results: Path) -> None:
+    add_stage(results, 0, "aaaa0001", 2.2, 0.001)
+    add_stage(results, 1, "aaaa0001", 2.2, 0.001)
+    for run in (results / "runs").glob("rope, then yarn-s1-*"):
+        edit_rows(run, lambda row: replace(row, steps=10))
+    lines = [line.label for line in only(results).lines if line.longest]
+    assert sorted(lines) == ["rope, then yarn steps=10", "rope, then yarn steps=9"]
