@@ -141,7 +141,10 @@ def _numbers_text(table: Table) -> str:
     if table.is_task:
         return ""
     if not cells.has_trained_level(table):
-        return f"levels: without a score at {train_length:,}, the training length, there are no changes"
+        at_training = f"{train_length:,}, the training length"
+        if any(record.change is not None for record in table.records):
+            return f"levels; changes are from the level at {at_training}, which is not shown"
+        return f"levels: without a score at {at_training}, there are no changes"
     if not cells.lengths_of_short_table(table):
         return ""
     level = f"change from {train_length:,}"
@@ -233,7 +236,7 @@ def with_notes(table: Table, table_rows: TableRows, order: Order) -> Table:
     notes += unclear_notes(table, unsliced, table_rows.runs)
     notes += map(Note, _line_notes(SCORED_WITH, table))
     notes += _missing_value_notes(table)
-    notes += _offset_notes(table, rows)
+    notes += _offset_notes(table, table_rows.rows)
     notes.append(Note(table.lacking))
     notes = [note for note in notes if note.text]
     texts = dict.fromkeys(note.text for note in notes)
@@ -470,7 +473,10 @@ def _missing_value_notes(table: Table) -> Iterator[Note]:
 
 
 def _offset_notes(table: Table, rows: Sequence[Row]) -> Iterator[Note]:
-    """Yield, for each row of the control `offset`, its change from the level at the training length."""
+    """Yield, for each row of the control `offset`, its change from the level at the training length.
+
+    rows: rows of the table's runs at all lengths, also at lengths that the table does not show.
+    """
     labels_of_runs: dict[tuple[str, str], str] = {}
     for line in table.lines:
         for run in line.runs:
@@ -481,7 +487,7 @@ def _offset_notes(table: Table, rows: Sequence[Row]) -> Iterator[Note]:
             levels[row.run, row.scored_with, row.target_hash] = level_of(row)
     for row in rows:
         label = labels_of_runs.get((row.run, row.scored_with))
-        if row.control != "offset" or label is None:
+        if row.control != "offset" or label is None or row.length not in table.lengths:
             continue
         level = level_of(row)
         reference = levels.get((row.run, row.scored_with, row.target_hash))

@@ -226,6 +226,8 @@ def test_a_condition_on_length_hides_columns_but_keeps_the_reference(results: Pa
     table = only(results, where=where("length>128"))
     assert table.lengths == (256, 512)
     assert all(cell.change is not None for line in table.lines for cell in line.records.values())
+    text = " ".join(printed([table], 80).split())
+    assert "levels; changes are from the level at 128, the training length, which is not shown" in text
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support.commands import Command
 from support.results import add_run, edit_rows
-from support.tables import BREAKING, line_of, only, printed
+from support.tables import BREAKING, line_of, only, printed, where
 
 from pe_bench.report.build import build_tables
 from pe_bench.report.columns import to_latex, to_markdown
@@ -55,6 +55,8 @@ def test_a_note_says_how_far_the_offset_control_moves_the_level(tmp_path, moved,
     table = only(tmp_path)
     [note] = [note for note in table.notes if note.startswith("offset control: rope")]
     assert f"{moved - 3.0:+.3f}" in note and (note in table.caveats) == is_caveat
+    without_training_length = only(tmp_path, where=where("length=256"))
+    assert note in without_training_length.notes
 
 
 def test_what_differs_between_seeds_is_unclear_of_others_and_known_of_these_models(tmp_path: Path) -> None:
