@@ -34,6 +34,8 @@ QUICK_TOKENS = 20_480  # train.tokens of experiment=quick, whose scores mean not
 USUAL_TRAINING = {"train.optimizer": "muon", "train.encoding_lr": None}
 # Keys that name a run, a different one for each seed.
 PARENT_KEYS = ("train.from", "train.beside", "train.source")
+# Keys of training whose values runs of one setting need not share.
+NOT_SETTING_KEYS = (*PARENT_KEYS, "train.micro_batches")
 MAX_NAMES = 4  # the most lines to name in one note
 
 Groups = dict[TableKey, list[Row]]
@@ -107,8 +109,9 @@ def keep_best(rows: Sequence[Row], runs: ScoredRuns, key: str) -> tuple[list[Row
         tuple[Any, ...], dict[str, dict[int, Row]]
     ] = {}  # the rows to compare, by value and seed
     for row in one_per_run(rows):
-        setting = setting_without(row, runs, (key,))
-        alike = (row.encoding, row.data_hash, row.tokenizer, setting, row.steps)
+        first = runs.folder_of(row.run).first_stage
+        settings = (setting_without(row, runs, (key,)), first and first.setting)
+        alike = (row.encoding, row.data_hash, row.tokenizer, settings, row.steps)
         value = str(runs.value(row, key))
         compared_rows.setdefault(alike, {}).setdefault(value, {})[row.seed] = row
     kept_runs: set[str] = set()
@@ -225,7 +228,7 @@ def setting_without(row: Row, runs: ScoredRuns, varying: Sequence[str]) -> str:
     config = runs.folder_of(row.run).flat_config
     left = {}
     for key, value in config.items():
-        if value is not None and _is_setting(key) and key not in varying:
+        if value is not None and _is_setting(key) and key not in (*NOT_SETTING_KEYS, *varying):
             left[key] = value
     words = json.dumps([left, row.train_dtype], sort_keys=True, default=str)
     return hashlib.sha256(words.encode()).hexdigest()[:8]

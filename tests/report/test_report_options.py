@@ -271,6 +271,11 @@ def test_a_run_whose_configuration_is_damaged_hides_no_other(rates: Path) -> Non
 # A sweep
 
 
+def change_training(run: Path, **changes: object) -> None:
+    config = read_config(run)
+    write_config(run, replace(config, train=replace(config.train, **changes)))  # pyright: ignore[reportArgumentType]
+
+
 @pytest.fixture
 def report(command: Command, rates: Path) -> Command:
     """Run `pe-bench report` on a sweep in which rope is best at 0.003, and alibi at 0.001."""
@@ -310,6 +315,23 @@ def test_a_key_that_cannot_be_chosen_by_results_is_refused(
     run = next((rates / "runs").iterdir())
     (run / "train.csv").unlink()
     assert f"{run.name} has no validation loss" in report("--best", "train.lr").line
+
+
+def test_the_best_value_is_of_all_seeds_where_each_seed_has_its_own_parent(
+    report: Command, rates: Path
+) -> None:
+    for run in (rates / "runs").iterdir():
+        [seed] = re.findall(r"-s(\d)-", run.name)
+        change_training(run, from_run=f"parent-s{seed}")
+    said = " ".join(report("--best", "train.lr").out.split())
+    assert "alibi 0.001 of 0.001, 0.003; rope 0.003 of 0.001, 0.003" in said
+    assert said.count("of 0.001, 0.003") == 2, "one choice for each encoding"
+
+
+def test_runs_that_differ_in_micro_batches_are_in_one_table_by_another_key(rates: Path) -> None:
+    run = sorted((rates / "runs").iterdir())[0]
+    change_training(run, micro_batches=2)
+    assert len(build_tables(rates, selection=Selection(by=("train.lr",)))) == 1
 
 
 def test_a_value_whose_validation_loss_is_no_number_is_never_the_best(report: Command, rates: Path) -> None:
