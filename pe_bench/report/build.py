@@ -149,14 +149,14 @@ def _run_names(typed_names: Sequence[str], results_dir: Path) -> list[str]:
     """Return the full names of the finished runs, or unfinished evaluations, that typed names select."""
     unfinished = [each.folder for each in read_unfinished(results_dir)]
     names: list[str] = []
-    names_of_finished: list[str] = []
     for name in typed_names:
         matching = [folder.path.name for folder in unfinished if _is_named(folder, name)]
         names += matching
-        if not matching:
-            names_of_finished.append(name)
-    if names_of_finished:
-        names += [run.name for run in find_runs(names_of_finished, results_dir)]
+        try:
+            names += [run.name for run in find_runs([name], results_dir)]
+        except UserError:
+            if not matching:
+                raise
     return names
 
 

@@ -359,6 +359,16 @@ def test_an_evaluation_of_an_hf_model_that_has_not_ended_is_shown_with_what_is_m
         assert shown.code == 0, shown.err
         assert "+0.100" in shown.out
         assert "not finished: hf:some/llama: 2 of 4 lengths missing" in " ".join(shown.out.split())
+    finished = add_run(tmp_path, "hf-llama", levels, model="hf:llama", label="rope", steps=0, setting="0the")
+    write_config(finished, Config(options, eval=EvalConfig(lengths=[256]), hf_model=hf_model))
+    for name in ("hf:some/llama", "hf-llama"):
+        shown = command("report", name, "--json", *where)
+        names: list[str] = []
+        for table in json.loads(shown.out)["tables"]:
+            for line in table["lines"]:
+                names += line["runs"]
+        assert set(names) == {run.name, finished.name}
+    shutil.rmtree(finished)
     (run / "eval.csv").unlink()
     none = command("report", *where)
     assert none.code == 2 and "4 of 4 lengths missing" in none.err and "pe-bench train" not in none.err
