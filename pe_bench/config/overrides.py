@@ -13,6 +13,7 @@ import yaml
 from pe_bench.config.groups import (
     GROUPS,
     OPTIONAL_GROUPS,
+    aliases,
     find_name,
     keys_in,
     names_in,
@@ -28,6 +29,8 @@ OVERRIDE_PREFIXES = "+~"
 KEY_NAME = re.compile(r"[A-Za-z_][\w$/@.:-]*", re.ASCII)
 PLAIN_TEXT = re.compile(r"[A-Za-z_./][\w./:@+-]*", re.ASCII)
 NOT_TEXT_WORDS = ("null", "true", "false", "nan", "inf")  # plain text that Hydra reads as another type
+# Groups whose `name` only repeats which file was chosen; `tokenizer.name` is a key with an effect.
+GROUPS_WITH_NAMES = ("encoding", "model", "data", "task")
 # A value of names only; Hydra reads patterns, quoted texts and other values.
 NAME_VALUE = r"(?:[\w.+-]+|[\w.+/~ -]+(?::\w+|\.py))"
 LIST_KEYS = ("eval.lengths", "train.betas")  # keys
@@ -99,13 +102,17 @@ def escape_interpolations(value: Any) -> Any:
 
 
 def overrides_of(key: str, value: Any) -> Iterator[str]:
-    """Yield the override KEY=VALUE, or an override for each key of a mapping. Raises `UserError` for {}."""
+    """Yield the override KEY=VALUE, or an override for each key of a mapping. Raises `UserError` for {}.
+
+    The name in a mapping for a group chooses the group's file: `{"name": "alibi"}` for `encoding`.
+    """
     if isinstance(value, Mapping):
         require(
             bool(value), f"{key} is an empty dictionary, which sets nothing: leave it out, or say {key}.KEY"
         )
         for name, inner in value.items():
-            yield from overrides_of(f"{key}.{name}", inner)
+            is_choice = name == "name" and key in GROUPS_WITH_NAMES
+            yield from overrides_of(key if is_choice else f"{key}.{name}", inner)
     else:
         yield f"{key}={quote(plain_value(value))}"
 
@@ -205,6 +212,12 @@ def _checked_override(text: str, search: Sequence[Path]) -> Override:
     are_numbers = "," in value and NUMBERS_VALUE.fullmatch(value) is not None
     way_out = f"write '{group}=[{value}]'"
     require(group not in LIST_KEYS or not are_numbers, f"{text}: {group} is a list: {way_out}")
+    if override.section in GROUPS_WITH_NAMES and override.key == f"{override.section}.name":
+        names = set(names_in(override.section, search))
+        if override.section == "encoding":
+            names |= aliases().keys()
+        message = f"{text} changes only a name in tables: say {override.section}={value}"
+        require(names.isdisjoint(re.split("[],[]", value)), message)
     is_none = group in OPTIONAL_GROUPS and value == "null"
     if group not in GROUPS or is_none or not NAMES_VALUE.fullmatch(value):
         return override

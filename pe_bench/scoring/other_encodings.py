@@ -97,6 +97,8 @@ def _read_requested(text: str, search: Sequence[Path]) -> Requested:
         values = dict(map(read_option, options))
     except UserError as error:
         raise UserError(f"--with {text}: {error}") from error
+    for key in values:
+        require(key not in NOT_OPTIONS, f"--with {text}: {key} is no option of an encoding: leave it out")
     return Requested(" ".join([name, *options]), base, names, values)
 
 

@@ -42,6 +42,11 @@ train --cfg job --plan plan -> say --cfg job, without -m and --plan: it prints
 train -m 'encoding=glob(z*)' -> encoding=glob(z*) gives no values: name at least one
 train -m seed=0,1 hydra/launcher=joblib hydra.launcher.n_job=2 -> Could not override 'hydra.launcher.n_job'
 train encoding=my.py:Mine -> the encoding's file my.py was not found in: .
+train encoding.name=alibi -> encoding.name=alibi changes only a name in tables: say encoding=alibi
+train -m encoding.name=rope,rotary -> encoding.name=rope,rotary changes only a name in tables
+train data.name=pg19 -> data.name=pg19 changes only a name in tables: say data=pg19
+train model.name=small -> model.name=small changes only a name in tables: say model=small
+try 'rope name=alibi' -> encoding.name=alibi changes only a name in tables: say encoding=alibi
 train encoding.class=null -> encoding.class must be text such as file.py:Class, not null
 train encoding.name=../../x -> must be letters, digits and the signs . + - _, not '../../x': it names the
 train model=my.yaml -> model=my.yaml: there is no such file; `pe-bench list models` has names
@@ -174,6 +179,7 @@ probe --depths 1 -> depths must be a whole number of at least 2 and at most 1000
 probe rope --task vt -> is for a Hugging Face model (hf:FOLDER): leave it out
 explain rope --by heads -> --by must be one of head, layer, not 'heads'
 explain rope threads=1 -> results/runs: write --threads 1
+eval rope --with 'yarn name=alibi' -> --with yarn name=alibi: name is no option of an encoding: leave it out
 eval rope eval.lengths=[64,128] -> write --lengths 64,128
 explain rope train.lr=1 -> KEY=VALUE is for training and for hf:FOLDER; leave train.lr out
 explain rope --plot a.gif -> cannot draw a.gif: the name must end with .png, .svg or .pdf

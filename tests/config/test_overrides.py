@@ -32,7 +32,7 @@ from pe_bench.config.compose import (
     resolve_encoding,
 )
 from pe_bench.config.groups import GROUPS, aliases, config_dir, find_name, names_in
-from pe_bench.config.overrides import ROOT_CONFIG, for_hydra, quote, read_option
+from pe_bench.config.overrides import ROOT_CONFIG, for_hydra, overrides_of, quote, read_option
 from pe_bench.config.schema import Config
 from pe_bench.config.sweeps import plan_jobs, with_swept_options
 from pe_bench.errors import UserError
@@ -314,3 +314,12 @@ def test_a_name_is_found_by_an_alias_and_in_other_letters_and_the_rest_is_hydras
     ]:
         assert for_hydra([typed]) == [names]
     assert compose(["encoding=Rotary"]) == compose(["encoding=rope"])
+
+
+def test_a_name_in_a_mapping_of_a_group_chooses_the_groups_file() -> None:
+    texts = [
+        *overrides_of("encoding", {"name": "alibi"}),
+        *overrides_of("data", {"name": "files", "path": "books"}),
+        *overrides_of("tokenizer", {"name": "a/b"}),
+    ]
+    assert texts == ["encoding=alibi", "data=files", "data.path=books", "tokenizer.name=a/b"]
