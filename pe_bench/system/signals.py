@@ -10,12 +10,13 @@ import multiprocessing
 import os
 import signal
 import stat
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import Any
 
 # Sent to all processes of a terminal: by Ctrl-C, and when the terminal is closed or lost.
@@ -173,6 +174,21 @@ def child_context() -> Any:
     with handling_signals(STOP_SIGNALS, signal.SIG_IGN):
         forkserver.ensure_running()
     return multiprocessing.get_context("forkserver")
+
+
+@contextmanager
+def without_main_module() -> Iterator[None]:
+    """Within the context, child processes start without the program's main module.
+
+    A child would run a user's script once more, with its trainings, if the script has no
+    `if __name__ == "__main__"`. pe-bench's children need nothing of it.
+    """
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
 
 
 def pe_bench_variables() -> dict[str, str]:

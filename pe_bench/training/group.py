@@ -196,7 +196,10 @@ def start_processes(count: int, work: Callable[..., object], *arguments: Any) ->
     heard = tuple(each for each in signals.STOP_SIGNALS if signal.getsignal(each) is not signal.SIG_IGN)
     with signals.handling_signals(heard, stop):
         each = (count, store.port, signals.pe_bench_variables(), work, arguments)
-        started_group: Any = start_with_torch(_work_as_process, each, count, join=False, start_method=method)
+        with signals.without_main_module():
+            started_group: Any = start_with_torch(
+                _work_as_process, each, count, join=False, start_method=method
+            )
         processes += started_group.processes
         try:
             while not started_group.join(grace_period=END_SECONDS):

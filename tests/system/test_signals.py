@@ -4,11 +4,13 @@ import fcntl
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import termios
 from contextlib import suppress
 
 import pytest
-from support.commands import only_run, start, stop_before, write_corpus
+from support.commands import only_run, start, stop_before, tiny_overrides, write_corpus
 from support.run_contents import contents
 
 import pe_bench.scoring.rows
@@ -122,3 +124,17 @@ def test_a_run_whose_terminal_is_lost_saves_its_step(tmp_path):
     assert run.wait(timeout=60) == 130
     saved = latest_checkpoint(only_run(tmp_path) / "checkpoints")
     assert saved is not None and saved.step >= 5
+
+
+def test_a_script_without_a_main_guard_runs_once_where_child_processes_train(tmp_path):
+    write_corpus(tmp_path / "corpus")
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import sys, pe_bench\n"
+        "print('script', flush=True)\n"
+        "run = pe_bench.train('encoding=rope', *sys.argv[1:])\n"
+        "pe_bench.extend(run.path, '2x', 'yarn', tokens=64, overrides=['train.warmup_steps=0'])\n"
+    )
+    command = [sys.executable, str(script), *tiny_overrides(tmp_path)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "script\n"), done.stderr

@@ -160,7 +160,8 @@ def run_in_child(state: JobState, sweep: LaunchedSweep, config: Config) -> None:
     stop.unlink(missing_ok=True)
     child = signals.child_context().Process(target=_do_job, args=(state, sweep, config))
     with _let_child_save(child, stop) if is_worker else nullcontext():
-        child.start()
+        with signals.without_main_module():
+            child.start()
         try:
             while child.is_alive():
                 child.join(ALIVE_SECONDS)
