@@ -48,8 +48,12 @@ class Curve:
 
     @property
     def segments(self) -> list[list[Point]]:
-        """Return the points by their sets of targets: the curve has a gap where the set changes."""
-        return [list(points) for _, points in groupby(self.points, key=lambda point: point.scored_on)]
+        """Return the points by their targets and number of seeds: the curve has a gap where these change."""
+
+        def what_is_averaged(point: Point) -> tuple[str, int]:
+            return point.scored_on, point.seeds
+
+        return [list(points) for _, points in groupby(self.points, key=what_is_averaged)]
 
 
 @dataclass(frozen=True)
@@ -116,8 +120,10 @@ class Chart:
         if any(curve.broken_at for curve in self.curves):
             verbs = "be solved in part or not at all" if self.table.is_task else "degrade or fail"
             notes.append(f"Cross: the break point, the first length seen to {verbs}.")
-        if any(len(curve.segments) > 1 for curve in self.curves):
+        if any(len({point.scored_on for point in curve.points}) > 1 for curve in self.curves):
             notes.append("Gap: the targets are others from there on.")
+        if any(len({point.seeds for point in curve.points}) > 1 for curve in self.curves):
+            notes.append("Gap: the mean is of more or fewer seeds from there on.")
         if any(point.low < point.high and isfinite(point.low) for point in self.points):
             notes.append(f"Bands: {self._band_text()}.")
         if any(point.uses_context for point in self.points):
@@ -209,7 +215,7 @@ def _change_points(records: Sequence[Record], train_length: int) -> list[Point]:
             points.append(_change_point(record, record.change))
     starts = [record for record in records if record.length == train_length]
     if points and any(record.change is None for record in starts):
-        points.insert(0, Point(train_length, 0.0, scored_on=points[0].scored_on))
+        points.insert(0, Point(train_length, 0.0, scored_on=points[0].scored_on, seeds=points[0].seeds))
     return points
 
 

@@ -201,7 +201,7 @@ def _draw_panel(axes: Axes, chart: Chart, styles: Styles, width: float, height: 
 
 
 def _plot_curve(axes: Axes, curve: Curve, gid: str, **keywords: Any) -> None:
-    """Draw a curve, with a gap where the targets change."""
+    """Draw a curve, with gaps between its segments."""
     for points in curve.segments:
         x = [point.x for point in points]
         values = [point.value for point in points]
