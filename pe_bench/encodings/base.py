@@ -199,7 +199,7 @@ class LayerEncoding(nn.Module, Declared):
         raise LookupError(f"the scores of {type(self).__name__} have no terms")
 
     def distance_bias(self, distance: Tensor) -> Tensor | None:
-        """Return a bias [H, n] of the distances [n] (query minus key position) alone; None: no bias."""
+        """Optional: return a bias [H, n] of the distances [n] (query minus key position) alone."""
         return None
 
     def bias(self, queries: Side, keys: Side) -> Tensor | None:

@@ -91,6 +91,7 @@ def test_files_of_the_folder_are_those_that_an_import_runs(tmp_path):
         ("mine.py", "shift_invariant", "shift_invarient", "unknown claim 'shift_invarient': did you mean"),
         ("mine.py", "sqrt()", "log()", "gives values that are not finite in a window of 16 tokens"),
         ("mine.py", "-self.strength[:, None]", "torch.ones(7, 1)", "a hook cannot be used: RuntimeError"),
+        ("mine.py", "return ", "", "distance_bias returned None: is a return missing?"),
         ("mine.py", "return ", "self.a = torch.nn.Parameter(torch.ones(1)); return ", "makes a in a hook"),
     ],
 )

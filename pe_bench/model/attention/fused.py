@@ -230,10 +230,14 @@ def fused_distance_attention(
 def distance_table(encoding: LayerEncoding, q: Tensor) -> Tensor | None:
     """Return the bias [H, T] of every distance for queries [B, H, T, K]; None without a `distance_bias`.
 
-    Heads may share memory.
+    Heads may share memory. Raises `TypeError` for a `distance_bias` that returns None.
     """
+    if not encoding.overrides("distance_bias"):
+        return None
     table = encoding.distance_bias(torch.arange(q.shape[-2], device=q.device))
-    return None if table is None else table.expand(q.shape[1], q.shape[-2])
+    if table is None:
+        raise TypeError("distance_bias returned None: is a return missing?")
+    return table.expand(q.shape[1], q.shape[-2])
 
 
 def can_tabulate(position: Tensor) -> bool:

@@ -37,7 +37,7 @@ def native_attention(
     With a `distance_bias`, positions must rise by 1 from token to token.
     """
     queries, keys = make_sides(encoding, x, q, k, position)
-    table = distance_table(encoding, q) if encoding.overrides("distance_bias") else None
+    table = distance_table(encoding, q)
     dtype = torch.float32
     is_bfloat16 = q.dtype == v.dtype == torch.bfloat16
     if is_bfloat16 and usable_kernel(torch.bfloat16).library is not None:
