@@ -107,7 +107,7 @@ def finish(
     processes = job.config.train.processes
     if processes > world_size() and not _is_trained(job, plans):
         _finish_in_processes(job, processes, bars, waits)
-        rows = {row.key: row for row in read_rows(job.folder / "eval.csv")}
+        rows = {row.key: row for row in runs.read_rows_of_run(job.folder)}
         return [rows[row_key(job, plan)] for plan in plans]
     with join_processes(job.device, job.config.train.timeout) as group:
         if not group.is_first:

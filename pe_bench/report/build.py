@@ -52,8 +52,8 @@ from pe_bench.runs.find import (
     scores_hf_model,
     tagged_runs,
 )
-from pe_bench.runs.folder import RunFolder, read_all, read_unfinished
-from pe_bench.runs.rows import ALL, APART, POSITIONS, PROBE, Row, one_per_run, read_rows
+from pe_bench.runs.folder import RunFolder, read_all, read_rows_of_run, read_unfinished
+from pe_bench.runs.rows import ALL, APART, POSITIONS, PROBE, Row, one_per_run
 from pe_bench.runs.scores import RECALL
 from pe_bench.runs.typed import results_option, tags_of
 from pe_bench.system.terminal import one_line_texts, say
@@ -376,7 +376,7 @@ def _reference_rows(rows: Sequence[Row], run: Path, unchanged: RunFolder) -> lis
     labels = {row.scored_with for row in rows}
     protocols = {(row.protocol, row.stride_rule) for row in rows}
     references: list[Row] = []
-    for row in read_rows(run / "eval.csv"):
+    for row in read_rows_of_run(run):
         # Other protocols may share their targets with each other.
         is_quarter = row.protocol == "paired" and row.length == quarter_of(row.train_length)
         is_own = row.scored_with == row.encoding or row.scored_with in labels

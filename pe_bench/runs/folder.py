@@ -10,7 +10,7 @@ import io
 import re
 import shutil
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -133,10 +133,7 @@ class FirstStage:
         for name, kind in FirstStage.__annotations__.items():
             checked_facts[name] = check_type(values.get(name), kind, name)
         first = FirstStage(**checked_facts)
-        # A stranger's file may have a path in place of a name, which could lead anywhere.
-        is_visible = not first.run.startswith(".")
-        is_name = NAME.fullmatch(first.run) is not None and is_visible
-        require(is_name, f"{first.run!r} is no run's name")
+        require(_is_name(first.run), f"{first.run!r} is no run's name")
         return first
 
 
@@ -212,10 +209,17 @@ class RunFolder:
 
     @cached_property
     def rows(self) -> list[Row]:
-        """Return the rows of the run's eval.csv."""
+        """Return the rows of the run's eval.csv under its folder's present name."""
         with suppress(RunError):
-            return read_rows(self.path / "eval.csv")
+            return read_rows_of_run(self.path)
         return []
+
+    @cached_property
+    def original_name(self) -> str:
+        """Return the name of the run when it was trained, which its eval.csv keeps in a renamed folder."""
+        with suppress(RunError):
+            return _original_name(read_rows(self.path / "eval.csv"), self.path.name)
+        return self.path.name
 
 
 def folder_finder(runs: Path) -> Callable[[str], RunFolder]:
@@ -329,7 +333,7 @@ def read_unfinished(results_dir: Path) -> list[Unfinished]:
             check_files(run)
             config = parse_config(folder.config)
             wanted = {*config.eval.resolved_lengths(config.train.length)}
-            rows = [replace(row, run=run.name) for row in folder.rows]
+            rows = folder.rows
             done = {row.length for row in rows if row.control == "none"}
             missing = wanted - done
             text = f"not finished: {source}: {len(missing)} of {len(wanted)} lengths missing"
@@ -380,11 +384,37 @@ def _rows_of(run: Path) -> list[Row]:
     rows = read_rows(run / "eval.csv")
     if not rows:
         raise RunError(f"{run / 'eval.csv'} has no scores: make them with {suggested_eval_command(run)}")
-    original = rows[0].run
-    is_other_name = original not in (run.name, "") and original == Path(original).name
-    if is_other_name and (run.parent / original).is_dir():
+    original = _original_name(rows, run.name)
+    if original != run.name and (run.parent / original).is_dir():
         raise RunError(f"{run.name} is a copy of {original}")
-    return [replace(row, run=run.name) for row in rows]
+    return _renamed(rows, run.name)
+
+
+def read_rows_of_run(run: Path) -> list[Row]:
+    """Return the rows of a run's eval.csv under its folder's present name. Raise `RunError` for damage."""
+    return _renamed(read_rows(run / "eval.csv"), run.name)
+
+
+def _renamed(rows: Sequence[Row], name: str) -> list[Row]:
+    """Return the rows of one run under a name; of rows that then have the same key, the last."""
+    renamed = [replace(row, run=name) for row in rows]
+    if len({row.run for row in rows}) > 1:  # an earlier version added rows under the name of a renamed folder
+        renamed = list({row.key: row for row in renamed}.values())
+    return renamed
+
+
+def _original_name(rows: Iterable[Row], name: str) -> str:
+    """Return the name of a run when it was trained, which its rows in eval.csv keep.
+
+    name: the present name of its folder.
+    """
+    others = (row.run for row in rows if row.run != name)
+    return next(filter(_is_name, others), name)
+
+
+def _is_name(text: str) -> bool:
+    """Return whether a text may name a run. That of a stranger's file may be a path, which leads anywhere."""
+    return NAME.fullmatch(text) is not None and not text.startswith(".")
 
 
 def encoding_in(run_name: str) -> str:

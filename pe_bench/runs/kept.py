@@ -16,7 +16,7 @@ from pe_bench.config.schema import HF_SECTION
 from pe_bench.errors import RunError
 from pe_bench.runs.find import anchor_key, read_anchors
 from pe_bench.runs.folder import RunFolder, read_config, read_result, write_config
-from pe_bench.runs.rows import ALL, TASK, Row, has_number, write_rows
+from pe_bench.runs.rows import ALL, TASK, Row, has_number, read_rows, write_rows
 from pe_bench.runs.scores import MEANS_FILE, RECALL, read_tensors, score_file, score_name, write_tensors
 from pe_bench.system.files import replace_folder, write_json
 
@@ -87,7 +87,7 @@ def _add_earlier(destination: Path, temporary: Path) -> None:
     earlier = RunFolder(destination).rows
     if not earlier:
         return
-    write_rows(temporary / "eval.csv", [*earlier, *RunFolder(temporary).rows])
+    write_rows(temporary / "eval.csv", [*earlier, *read_rows(temporary / "eval.csv")])
     if (destination / MEANS_FILE).is_file():
         kept, about = read_tensors(destination / MEANS_FILE)
         new, new_facts = read_tensors(temporary / MEANS_FILE)

@@ -11,8 +11,9 @@ import torch
 from pe_bench.encodings.scalings.rope_scaling import have_equal_rotations
 from pe_bench.model.checks import is_users_own
 from pe_bench.model.decoder import LanguageModel
+from pe_bench.runs.folder import RunFolder, read_rows_of_run
 from pe_bench.runs.job import Job
-from pe_bench.runs.rows import APART, POSITIONS, PROBE, Row, read_rows, write_rows
+from pe_bench.runs.rows import APART, POSITIONS, PROBE, Row, write_rows
 from pe_bench.runs.scores import has_whole_scores, load_scores, save_scores, score_file, with_level
 from pe_bench.scoring.needles import REPLACED
 from pe_bench.scoring.protocols import Plan, scores_of
@@ -129,8 +130,13 @@ def evaluate(
     After each length, its scores and its row are on the disk. A length that the encoding cannot reach, or at
     which a user's own code fails, is a row with its status and reason, and the other lengths go on.
     """
-    path = job.folder / "eval.csv"
-    kept = {row.key: row for row in read_rows(path)}
+    kept = {row.key: row for row in read_rows_of_run(job.folder)}
+    name = RunFolder(job.folder).original_name
+
+    def write_kept() -> None:
+        in_order = sorted(kept.values(), key=lambda row: row.order)
+        write_rows(job.folder / "eval.csv", [replace(row, run=name) for row in in_order])
+
     rows = [_empty_row(job, plan) for plan in plans]
     missing = {}  # by key, because two sets of targets may be the same, and then are scored once
     for row, plan in zip(rows, plans, strict=True):
@@ -144,7 +150,7 @@ def evaluate(
             continue
         if trained.status == "ok" and has_whole_scores(job.folder, trained):
             kept[key] = _copy_own_scores(job, missing.pop(key), trained)
-            write_rows(path, sorted(kept.values(), key=lambda row: row.order))
+            write_kept()
     if missing:
         windows = sum(len(plan.windows) for plan in missing.values())
         longest = max(plan.length for plan in missing.values())
@@ -155,7 +161,7 @@ def evaluate(
     for plan, scored in scorer.scores([*missing.values()]):
         row = _scored_row(job, plan, scored)
         kept[row.key] = row
-        write_rows(path, sorted(kept.values(), key=lambda row: row.order))
+        write_kept()
         watch(plan, None)
     write_slices_and_means(job.folder, job.data, plans, job.config.first_length)
     return [kept[row.key] for row in rows]
@@ -189,7 +195,7 @@ def _copy_own_scores(job: Job, plan: Plan, trained: Row) -> Row:
 
 def scored_rows(job: Job, plans: Sequence[Plan]) -> list[Row]:
     """Return the rows of a run's own encoding for the plans that are scored already."""
-    kept = {row.key: row for row in read_rows(job.folder / "eval.csv")}
+    kept = {row.key: row for row in read_rows_of_run(job.folder)}
     rows = []
     for plan in plans:
         row = kept.get(row_key(job, plan))

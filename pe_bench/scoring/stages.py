@@ -173,8 +173,8 @@ def trained_name(run: Path, trained: Config, result: Mapping[str, Any]) -> str:
     begin, _, _ = name.rpartition("-")
     if re.fullmatch(rf"{re.escape(begin)}-[0-9a-f]{{8}}", run.name) is None:
         return name
-    named = {row.run for row in RunFolder(run).rows}
-    return run.name if named == {run.name} else name
+    folder = RunFolder(run)
+    return run.name if folder.rows and folder.original_name == run.name else name
 
 
 def _without_places(values: Mapping[str, Any]) -> dict[str, Any]:

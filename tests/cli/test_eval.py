@@ -1,11 +1,15 @@
 """`pe-bench eval` chooses runs as `report` does: by name, by encoding, by conditions, or all of them."""
 
+import json
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from support.commands import Command
 
-from pe_bench.runs.rows import read_rows
+from pe_bench.runs.folder import read_all
+from pe_bench.runs.rows import read_rows, write_rows
 
 RUNS = ("rope-s0", "rope-s1", "alibi-s0")
 
@@ -63,6 +67,38 @@ def test_a_run_that_cannot_be_scored_holds_up_no_other_and_one_elsewhere_has_its
     outcome = evaluate(str(elsewhere), "alibi", "--lengths", "40")
     assert outcome.code == 0, outcome.err
     assert outcome.out.count("encoding ") == 2, "it is in no folder of results to be compared in"
+
+
+def test_a_renamed_run_is_scored_only_where_it_has_no_score_and_its_seed_counts_once(
+    evaluate: Command, command: Command, folder: Path
+) -> None:
+    [run] = folder.glob("results/runs/rope-s0-*")
+    run.rename(run.with_name("my-best"))
+    file = run.with_name("my-best") / "eval.csv"
+    scored = read_rows(file)
+    for lengths, new in (("16,32", False), ("16,48", True)):
+        outcome = evaluate("my-best", "--lengths", lengths)
+        assert outcome.code == 0 and ("my-best: scoring" in outcome.err) is new, outcome.err
+        assert "\nrope " in outcome.out and "rope (my-best)" not in outcome.out, "it is one run"
+    added = [row.length for row in read_rows(file) if row not in scored]
+    assert added == [48] and len(read_rows(file)) == len(scored) + 1
+    assert_one_level_for_each_length(command, folder)
+    # An earlier version scored it again under its new name.
+    write_rows(file, [*read_rows(file), *(replace(row, run="my-best") for row in scored)])
+    assert_one_level_for_each_length(command, folder)
+
+
+def assert_one_level_for_each_length(command: Command, folder: Path) -> None:
+    printed = command("report", "my-best", "--json", "--results-dir", str(folder / "results")).out
+    records = json.loads(printed)["tables"][0]["lines"][0]["records"]
+    assert {len(record["levels"]) for record in records} == {1}
+
+
+def test_a_copy_that_is_scored_at_another_length_stays_a_copy(evaluate: Command, folder: Path) -> None:
+    [run] = folder.glob("results/runs/rope-s0-*")
+    shutil.copytree(run, run.with_name("copied"))
+    assert evaluate("copied", "--lengths", "16,48").code == 0
+    assert read_all(folder / "results").problems == {"copied": f"copied is a copy of {run.name}"}
 
 
 def test_an_option_that_does_not_suit_one_of_several_runs_names_it_and_scores_none(evaluate, folder) -> None:
