@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import chain, groupby
 from pathlib import Path
 from typing import Any
@@ -116,7 +116,7 @@ def delete_scores(run: Path) -> None:
 class FirstStage:
     """The first stage of a run that goes on from another run; its table has a line for the run."""
 
-    run: str  # the name of the run
+    run: str  # the name of the run; in result.json, its name when it was trained
     length: int  # its training length
     steps: int  # its training steps
     setting: str  # its setting, as in `Job`
@@ -165,10 +165,14 @@ class RunFolder:
 
     @cached_property
     def first_stage(self) -> FirstStage | None:
-        """Return the first stage of a finished run; None if the run is a first stage, or is unreadable."""
+        """Return the first stage of a finished run, under its folder's present name.
+
+        None if the run is a first stage, or is unreadable.
+        """
         with suppress(*UNREADABLE_ERRORS):
-            result = read_json(self.path / "result.json")
-            return FirstStage.read(result) if "first_stage" in result else None
+            first = FirstStage.read(read_json(self.path / "result.json"))
+            if first is not None:
+                return replace(first, run=_present_name(first.run, self.path.parent))
         return None
 
     @cached_property
@@ -410,6 +414,28 @@ def _original_name(rows: Iterable[Row], name: str) -> str:
     """
     others = (row.run for row in rows if row.run != name)
     return next(filter(_is_name, others), name)
+
+
+def _present_name(name: str, runs: Path) -> str:
+    """Return the name of the folder in `runs` of the run that was trained under a name.
+
+    It is the name itself if its folder is there, and if no run in `runs` was trained under it.
+    """
+    if (runs / name).is_dir():
+        return name
+    folders = sorted(path.name for path in runs.iterdir())
+    return _names_by_original(runs.absolute(), tuple(folders)).get(name, name)
+
+
+@lru_cache(maxsize=4)  # many later stages may have lost the same few parents
+def _names_by_original(runs: Path, names: Sequence[str]) -> dict[str, str]:
+    """Return the present names of the runs in renamed folders; keys: their names when they were trained."""
+    renamed: dict[str, str] = {}
+    for name in filter(_is_name, names):
+        original = RunFolder(runs / name).original_name
+        if original != name:
+            renamed.setdefault(original, name)
+    return renamed
 
 
 def _is_name(text: str) -> bool:

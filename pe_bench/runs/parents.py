@@ -14,7 +14,7 @@ from pe_bench.config.parse import parse_config, to_plain
 from pe_bench.config.schema import Config, EvalConfig
 from pe_bench.errors import RunError, UserError, first_line, require
 from pe_bench.runs.find import CONDITION, Condition, find_run, find_runs, parse_condition
-from pe_bench.runs.folder import FirstStage, flat, read_config, read_result
+from pe_bench.runs.folder import FirstStage, RunFolder, flat, read_config, read_result
 from pe_bench.runs.job import hashed
 from pe_bench.runs.untrusted import read_json
 from pe_bench.values import check_type
@@ -91,7 +91,7 @@ def find_parent(
     require(trained.hf_model is None, message)
     length = trained.train.length
     setting = str(result.get("setting"))
-    own_stage = FirstStage(run.name, length, trained.train.total_steps, setting, length)
+    own_stage = FirstStage(RunFolder(run).original_name, length, trained.train.total_steps, setting, length)
     first = FirstStage.read(result) or own_stage
     return Parent(
         run=run,

@@ -34,9 +34,11 @@ def runs_named(names: Iterable[str], results_dir: Path) -> list[Path]:
 def needed_by(runs: Sequence[Path], results_dir: Path) -> dict[Path, list[str]]:
     """Return, for each of the runs that other runs need, the names of these other runs.
 
-    A run needs its parent and its first stage. Runs that are to be deleted themselves are left out.
+    A run needs its parent and its first stage, which may be in renamed folders. Runs that are to be deleted
+    themselves are left out.
     """
     names_of_needing_runs: dict[Path, list[str]] = {}
+    names_of = {run: {run.name, RunFolder(run).original_name} for run in runs}
     for other in folders_of_runs(results_dir):
         if other in runs:
             continue
@@ -48,7 +50,7 @@ def needed_by(runs: Sequence[Path], results_dir: Path) -> dict[Path, list[str]]:
         if folder.first_stage is not None:
             parents.add(folder.first_stage.run)
         for run in runs:
-            if run.name in parents:
+            if names_of[run] & parents:
                 names_of_needing_runs.setdefault(run, []).append(other.name)
     return names_of_needing_runs
 

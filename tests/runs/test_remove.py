@@ -47,9 +47,10 @@ def test_what_a_killed_rm_left_is_in_no_later_one_s_way(results: Path, command: 
     assert not rope.exists() and not left.exists()
 
 
+@pytest.mark.parametrize("is_renamed", [False, True])
 @pytest.mark.parametrize("kind", ["first_stage", "train.from", "train.beside"])
 def test_a_run_that_another_one_starts_from_is_kept_unless_both_go(
-    results: Path, command: Command, kind: str
+    results: Path, command: Command, kind: str, is_renamed: bool
 ) -> None:
     [rope] = (results / "runs").glob("rope-*")
     [alibi] = (results / "runs").glob("alibi-*")
@@ -59,6 +60,8 @@ def test_a_run_that_another_one_starts_from_is_kept_unless_both_go(
     else:
         key = kind.partition(".")[2]
         (alibi / "config.yaml").write_text(f"train:\n  {key}: elsewhere/runs/{rope.name}\n")
+    if is_renamed:
+        rope = rope.rename(rope.with_name("rope-renamed"))
     kept = command("rm", "rope", "nope", "--yes")
     assert kept.code == 0 and f"kept: {rope.name}, which {alibi.name} starts from" in kept.err
     assert names_in(results) == ["alibi", "rope"]

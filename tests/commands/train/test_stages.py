@@ -10,6 +10,7 @@ from support.shown import ROOT_BIAS
 
 import pe_bench
 from pe_bench.report.build import build_tables
+from pe_bench.report.records import Record
 from pe_bench.runs.folder import read_config, read_result
 from pe_bench.runs.rows import Row, read_rows
 from pe_bench.scoring.stages import trained_name
@@ -201,3 +202,29 @@ def test_a_renamed_run_is_extended(begin, folder):
     extended = pe_bench.extend("my", "2x", "yarn", **more)
     assert [read_config(path).seed for path in extended.runs] == [3, 3]
     assert {line.label for line in extended.tables[0].lines} >= {"rope", "rope, then yarn x2 at 32 (64)"}
+
+
+def test_a_renamed_first_stage_stays_the_reference_of_its_later_stages_and_is_not_deleted(
+    begin, train, command, folder
+):
+    for seed in (0, 1):
+        assert begin("encoding=rope", f"seed={seed}", *EXACT).code == 0
+    base = runs_of(folder, "rope-s0")[0].with_name("base0")
+    for seed in (0, 1):
+        if seed == 1:  # one begins under its name, and the other has been renamed before
+            runs_of(folder, "rope-s1")[0].rename(base.with_name("base1"))
+        assert train(*LATER, FROM, f"seed={seed}", *EXACT).code == 0
+    before = later_records(folder)
+    assert {len(record.changes) for record in before.values()} == {2}
+    runs_of(folder, "rope-s0")[0].rename(base)
+    base.with_name("base1").rename(base.with_name("other1"))
+    assert later_records(folder) == before
+    kept = command("rm", "base0", "other1", "--yes", "--results-dir", str(folder / "results"))
+    assert kept.code == 1 and all(f"kept: {name}, which yarn-" in kept.err for name in ("base0", "other1"))
+    assert base.is_dir() and base.with_name("other1").is_dir()
+
+
+def later_records(folder: Path) -> dict[int, Record]:
+    [table] = build_tables(folder / "results")
+    [line] = [line for line in table.lines if line.label == "rope, then yarn x2 at 32 (192)"]
+    return {length: line.records[length] for length in (16, 32, 64)}
