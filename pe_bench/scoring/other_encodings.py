@@ -293,6 +293,8 @@ def _compose_requested(requested: Requested, trained: Config, trained_with: Enco
         modifiers[name] = part.values
         if name in kept:
             modifiers[name] = with_shared_options(part, kept[name], keys)
+        elif name not in names_in("modifier"):
+            modifiers[name] = {**part.values, "derived": []}  # as for a base below
     encoding["modifiers"] = modifiers
     encoding = EncodingSpec(encoding, search).with_code_hashes().values
     if base not in (None, *names_in("encoding")):

@@ -207,6 +207,25 @@ def test_a_custom_scaling_is_scored_from_its_folder(begin, evaluate, folder):
     assert all(nll[label, length] == nll["rope_pi factor=2.0", length] for length in (16, 32))
 
 
+@pytest.mark.parametrize("requested", ["rope+mylogn", "mylogn", "yarn+mylogn factor=2"])
+def test_a_changed_formula_of_a_users_own_modifier_is_scored_anew(begin, evaluate, folder, requested):
+    own = folder / "mine" / "modifier"
+    own.mkdir(parents=True)
+    begin("encoding=rope")
+    options = ("--with", requested, "--config-dir", str(own.parent))
+    for length in ("${quotient:${train.length},2}", "4"):
+        text = f"class: pe_bench.encodings.logits.logn:LogN\ntrain_length: {length}\n"
+        (own / "mylogn.yaml").write_text(f"# @package encoding.modifiers.mylogn\n{text}")
+        outcome = evaluate(*options)
+        assert outcome.code == 0, outcome.err
+    nll = levels(folder)
+    of_8, of_4 = (
+        next(label for label in labels(folder) if f"mylogn.train_length={length}" in label)
+        for length in (8, 4)
+    )
+    assert nll[of_8, 32] != nll[of_4, 32]
+
+
 # The encodings that trained weights can be scored with: the catalogue's table against the classes
 
 NAMES = names_in("encoding", [])
