@@ -31,6 +31,7 @@ from pe_bench.commands.explain.effects import (
     restored_share,
 )
 from pe_bench.commands.explain.explain import load_bench, quarters
+from pe_bench.commands.explain.explanation import Explanation, csv_text, read_csv_text
 from pe_bench.encodings.bias.alibi import ALiBi
 from pe_bench.encodings.compose import leaves_of
 from pe_bench.encodings.content.gape import GAPE
@@ -320,6 +321,18 @@ def test_a_run_is_explained_and_nothing_is_written_to_it(
     found = pe_bench.explain("rope", [32, 64], targets=6, results_dir=folder / "results")
     assert found.sentence in " ".join(str(found).split()) and found.sentence in " ".join(table.split())
     assert [float(row["restored"]) for row in lost] == [loss.lost.mean for loss in found.losses if loss.lost]
+
+
+def test_heads_are_whole_numbers_in_the_csv_and_are_read_back() -> None:
+    effects = (
+        effect("window", ALL, 0.9),
+        effect("window", Place((1,), 0), 0.5),
+        effect("cut", Place((1,), 12), 0),
+    )
+    found = Explanation("rope", (Path("run"),), 16, (64,), 6, 5, True, (*LOST,), effects, "why")
+    text = csv_text(found)
+    assert [row["head"] for row in csv.DictReader(io.StringIO(text))] == ["", "", "", "0", "12"]
+    assert [each.place.head for each in read_csv_text(text, seeds=1).effects] == [None, 0, 12]
 
 
 def test_seeds_of_one_encoding_are_explained_together_and_others_are_refused(

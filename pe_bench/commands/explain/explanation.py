@@ -303,4 +303,6 @@ def csv_text(explanation: Explanation) -> str:
     """Return the numbers as CSV: a row for each loss, effect and measure."""
     import pandas
 
-    return pandas.DataFrame(_csv_rows(explanation), columns=list(CSV_COLUMNS)).to_csv(index=False)
+    frame = pandas.DataFrame(_csv_rows(explanation), columns=list(CSV_COLUMNS))
+    # A column of integers with missing values would be one of floats.
+    return frame.astype({"head": "Int64"}).to_csv(index=False)
