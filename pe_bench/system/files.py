@@ -22,6 +22,7 @@ from pe_bench.errors import RunError, require
 from pe_bench.system.terminal import say
 
 TEMPORARY_PREFIX = ".partial-"
+REPLACED_PREFIX = ".replaced-"
 META = "meta.json"
 CHECKSUM_KEY = "checksum"  # a key of meta.json: of its other values
 NO_LOCKS_ERRNOS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # errors of some network file systems
@@ -75,18 +76,35 @@ def write_text(path: Path, text: str) -> None:
 
 @contextmanager
 def replace_folder(target: Path) -> Iterator[Path]:
-    """Yield a new folder next to `target` to fill; it replaces `target` at the end without an error."""
+    """Yield a new folder next to `target` to fill; it replaces `target` at the end without an error.
+
+    The old folder is deleted last. The next call puts it back if the process was killed before the new folder
+    had its name.
+    """
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = target.with_name(f"{TEMPORARY_PREFIX}{secrets.token_hex(4)}-{target.name}")
+    old = target.with_name(f"{REPLACED_PREFIX}{target.name}")
     try:
         with name_write_errors(target):
+            _put_back(old, target)
             temporary.mkdir()
             yield temporary
-            shutil.rmtree(target, ignore_errors=True)
+            if target.is_dir():
+                os.replace(target, old)
             os.replace(temporary, target)
             flush_to_disk(target.parent)
     finally:
+        with suppress(OSError):
+            _put_back(old, target)
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _put_back(old: Path, target: Path) -> None:
+    """Delete a replaced folder `old`, or give it its name `target` again if no folder has the name."""
+    if target.is_dir():
+        shutil.rmtree(old, ignore_errors=True)
+    elif old.is_dir():
+        os.replace(old, target)
 
 
 def write_json(path: Path, values: Any) -> None:

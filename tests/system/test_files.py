@@ -3,6 +3,8 @@
 import errno
 import os
 import re
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -11,7 +13,15 @@ from support.commands import Command, tiny_overrides
 
 from pe_bench.errors import RunError, UserError
 from pe_bench.runs.folder import gather
-from pe_bench.system.files import Lock, cache_root, cached_folder, write_atomically, write_text
+from pe_bench.system.files import (
+    TEMPORARY_PREFIX,
+    Lock,
+    cache_root,
+    cached_folder,
+    replace_folder,
+    write_atomically,
+    write_text,
+)
 
 
 @pytest.fixture
@@ -52,6 +62,64 @@ def test_bytes_are_on_the_disk_before_the_rename_and_the_name_after_it(path, wri
     """Otherwise a power cut may leave the new name without its bytes."""
     write_text(path, "new")
     assert writes == ["file", "rename", "folder"]
+
+
+def write_folder(target: Path, text: str) -> None:
+    with replace_folder(target) as temporary:
+        (temporary / "a").write_text(text)
+        (temporary / "b").write_text(text)
+
+
+def text_of(folder: Path) -> str:
+    [text] = {(folder / name).read_text() for name in ("a", "b")}
+    return text
+
+
+def test_a_folder_that_cannot_be_replaced_stays(tmp_path, monkeypatch):
+    target = tmp_path / "run"
+    write_folder(target, "old")
+    rename = os.replace
+
+    def refuse(source: Path, destination: Path) -> None:
+        if Path(source).name.startswith(TEMPORARY_PREFIX):
+            raise OSError("no space")
+        rename(source, destination)
+
+    monkeypatch.setattr(os, "replace", refuse)
+    with pytest.raises(RunError, match="run could not be written: no space"):
+        write_folder(target, "new")
+    assert text_of(target) == "old" and [*tmp_path.iterdir()] == [target]
+
+
+def test_a_kill_while_a_folder_is_replaced_leaves_the_old_or_the_new_one_for_the_next_call(
+    tmp_path, monkeypatch
+):
+    target, moments = tmp_path / "live" / "run", []
+
+    def keeping(act: Callable[..., object]) -> Callable[..., None]:
+        def watched(*arguments: object, **options: object) -> None:
+            for each in (lambda: None, lambda: act(*arguments, **options)):
+                each()
+                moments.append(shutil.copytree(target.parent, tmp_path / f"{len(moments)}"))
+
+        return watched
+
+    write_folder(target, "old")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", keeping(os.replace))
+        patch.setattr(shutil, "rmtree", keeping(shutil.rmtree))
+        patch.setattr(os, "unlink", keeping(os.unlink))
+        write_folder(target, "new")
+    assert text_of(target) == "new" and [*target.parent.iterdir()] == [target]
+    found = []
+    for moment in moments:
+        with replace_folder(moment / "run") as temporary:
+            found.append(text_of(moment / "run"))
+            shutil.copytree(moment / "run", temporary, dirs_exist_ok=True)
+        assert text_of(moment / "run") == found[-1]
+        write_folder(moment / "run", "newer")
+        assert text_of(moment / "run") == "newer" and not [*moment.glob(".replaced-*")]
+    assert found == sorted(found, reverse=True) and {*found} == {"old", "new"}
 
 
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP])
