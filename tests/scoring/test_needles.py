@@ -1,5 +1,6 @@
 """Needles: which windows are chosen, what is fed, and what is known to come of it."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -55,6 +56,18 @@ def test_a_window_has_its_length_ends_with_the_cue_and_has_the_span_at_its_depth
         assert occurrences(span[:CUE], others[0, :body]) == occurrences(span[CUE:], others[0, :body]) == 0
         text, other = (np.delete(one[0], range(place, place + SPAN)) for one in (tokens, others))
         assert np.array_equal(other, text)
+
+
+def test_spans_overlap_below_the_length_that_the_page_on_probes_names() -> None:
+    page = Path(__file__).parents[2] / "docs" / "probes.md"
+    [length] = map(int, re.findall(r"below (\d+) tokens spans overlap", page.read_text(encoding="utf-8")))
+    for tokens, overlap in ((length - 1, True), (length, False)):
+        distances = []
+        for depth in (0.0, 0.25, 0.5, 0.75, 1.0):
+            needle = find_needle(np.arange(tokens + 1), 0, depth)
+            assert needle is not None
+            distances += np.diff(sorted([needle.start, *needle.others])).tolist()
+        assert (min(distances) < SPAN) is overlap
 
 
 def test_a_span_whose_beginning_or_end_occurs_twice_is_passed_over() -> None:
