@@ -198,8 +198,10 @@ def _is_alike(parent: Config, config: Config) -> bool:
 
 
 def _short_count(count: int) -> str:
-    """Return a number of tokens as `128k` or `1.15M`."""
-    for size, unit in ((1_000_000, "M"), (1_000, "k")):
-        if count >= size:
-            return f"{count / size:.3g}{unit}"
-    return str(count)
+    """Return a number of tokens with three digits, as `128k` or `1.15M`."""
+    if count < 1_000:
+        return str(count)
+    if count < 999_500:
+        return f"{count / 1_000:.3g}k"
+    millions = count / 1_000_000
+    return f"{millions:.3g}M" if count < 999_500_000 else f"{millions:.0f}M"

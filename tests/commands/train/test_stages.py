@@ -2,6 +2,7 @@
 
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,9 +10,11 @@ from safetensors.torch import load_file
 from support.shown import ROOT_BIAS
 
 import pe_bench
+from pe_bench.config.compose import compose_config
 from pe_bench.report.build import build_tables
 from pe_bench.report.records import Record
-from pe_bench.runs.folder import read_config, read_result
+from pe_bench.runs.folder import FirstStage, read_config, read_result
+from pe_bench.runs.parents import Parent
 from pe_bench.runs.rows import Row, read_rows
 from pe_bench.scoring.stages import trained_name
 
@@ -192,6 +195,28 @@ def test_a_stage_whose_source_is_gone_is_repeated_and_scored_and_never_trained_w
         outcome = train(*arguments, "eval.lengths=[16,24,40]")
         assert outcome.code == 2 and re.search("no (finished )?run", outcome.line)
     assert runs_of(folder) == runs
+
+
+@pytest.mark.parametrize(
+    ("tokens", "text"),
+    [
+        (999, "999"),
+        (1_000, "1k"),
+        (128_000, "128k"),
+        (999_499, "999k"),
+        (999_936, "1M"),
+        (1_152_000, "1.15M"),
+        (999_936_000, "1000M"),
+        (1_500_000_000, "1500M"),
+    ],
+)
+def test_a_label_has_the_tokens_of_a_stage_without_an_exponent(tokens, text):
+    config = compose_config(["encoding=rope"])
+    first = FirstStage("rope", config.train.length, 1, "5e77", config.train.length)
+    parent = Parent(Path("rope"), config, "rope", "5e77", first, "rope", "da7a")
+    train = replace(config.train, from_run="rope", steps=tokens, tokens=None, batch_tokens=1)
+    label, _, _ = parent.stage("yarn", replace(config, train=train), "5e77")
+    assert label == f"rope, then yarn ({text})"
 
 
 def test_a_renamed_run_is_extended(begin, folder):
