@@ -312,7 +312,8 @@ LOSSY_TOKENIZER_NOTE = (
 )
 PROTOCOL_NOTES = {
     "nonoverlapping": "nonoverlapping: the first tokens of a window see little, and long windows have fewer "
-    "of them, so scores improve with length by themselves",
+    "of them, so scores improve with length by themselves; levels are over all text, and changes are means "
+    "over documents, so a change is not exactly the difference of two levels",
     TASK: "each length has examples of its own: encodings are compared on the same ones, lengths are not",
 }
 

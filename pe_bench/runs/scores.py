@@ -153,8 +153,9 @@ def compute_level(scores: Scores, protocol: str) -> dict[str, float | None]:
     """Return the columns `nll`, `perplexity` and `bits_per_byte` of scores under a protocol.
 
     For `paired`, probes and tasks, all documents count the same, however many targets they have. For other
-    protocols, as in papers, the NLL is the sum of all nats over the number of tokens. Bits per byte are NaN
-    if the targets have no bytes, and None if their bytes are unknown.
+    protocols, as in papers, the NLL is the sum of all nats over the number of tokens, while changes still
+    weight documents equally (`compute_means`). Bits per byte are NaN if the targets have no bytes, and None
+    if their bytes are unknown.
     """
     bits: float | None
     if protocol in ("paired", "probe", "task"):
