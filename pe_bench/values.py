@@ -98,7 +98,8 @@ def check_type(value: Any, kind: Any, key: str) -> Any:
     try:
         return _convert(value, kind)
     except ValueError:
-        too_large = isinstance(value, int) and value > MAX_INTEGER
+        is_integer = kind is int or typing.get_args(kind)[:1] == (int,)
+        too_large = is_integer and isinstance(value, int) and value > MAX_INTEGER
         require(not too_large, f"{key} must be at most {MAX_INTEGER}, not {shown(value)}")
         way_out = ""
         with suppress(ValueError):
