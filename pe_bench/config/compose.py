@@ -144,7 +144,7 @@ def _choices_and_values(overrides: Sequence[str]) -> tuple[list[str], list[str] 
 def _has_file_of(choices: Sequence[str], search: Sequence[Path]) -> bool:
     """Return whether a user's folder may hold a chosen file; if so, Hydra has to compose.
 
-    The answer may be yes without need: of two files with one name, Hydra takes the shipped file.
+    The answer may be yes without need, because a name may be part of another.
     """
     named = " ".join(choices)
     for folder in search:
@@ -283,7 +283,7 @@ def print_config(overrides: Sequence[str], search: Sequence[Path]) -> None:
 def _hydra(search: Sequence[Path] = ()) -> Iterator[Any]:
     """Provide a Hydra with the files of pe-bench and of the folders `search`, also inside a job of Hydra.
 
-    Raises `UserError` if one of `search` is no folder.
+    Raises `UserError` if one of `search` is no folder, or has a file with the name of a shipped file.
     """
     from hydra import version
     from hydra._internal.hydra import Hydra
@@ -296,6 +296,7 @@ def _hydra(search: Sequence[Path] = ()) -> Iterator[Any]:
     path = create_config_search_path(str(config_dir()))
     for folder in search:
         require(folder.is_dir(), f"--config-dir {folder} is not a folder: name the one with encoding/")
+        _refuse_names_of_shipped_files(folder)
         path.prepend("command-line", f"file://{folder.resolve()}", SearchPathQuery(provider="schema"))
     outer = GlobalHydra.instance().hydra
     GlobalHydra.instance().clear()
@@ -303,6 +304,17 @@ def _hydra(search: Sequence[Path] = ()) -> Iterator[Any]:
         yield Hydra.create_main_hydra2("train", path)
     finally:
         GlobalHydra.instance().hydra = outer
+
+
+def _refuse_names_of_shipped_files(folder: Path) -> None:
+    """Raise `UserError` if a user's folder has a file of a group under a shipped file's name.
+
+    Hydra would read the shipped file.
+    """
+    for group in GROUPS:
+        for file in sorted((folder / group).glob("*.yaml")):
+            message = f"{file} has the name of a file of pe-bench, which would be read instead: rename it"
+            require(not (config_dir() / group / file.name).is_file(), message)
 
 
 def register_resolvers() -> None:

@@ -195,8 +195,8 @@ def test_a_job_is_what_hydra_composes_whatever_became_of_an_earlier_job(override
 @pytest.mark.parametrize(
     ("file", "choice"),
     [
-        ("encoding/rope.yaml", "encoding=rope"),
-        ("encoding/rope.yaml", "encoding=yarn"),
+        ("encoding/rop.yaml", "encoding=rope"),
+        ("encoding/rop.yaml", "encoding=yarn"),
         ("encoding/my rope.yaml", "encoding='my rope'"),
         ("encoding/mine.yaml", "modifier=[logn]"),
         ("experiment/mine.yaml", "experiment=mine"),
@@ -212,6 +212,15 @@ def test_a_folder_s_files_are_those_that_hydra_finds_and_no_other_job_s(tmp_path
     if own.stem in choice and choice != "encoding=rope":
         with pytest.raises(UserError, match="unknown"):
             compose([choice])
+
+
+@pytest.mark.parametrize("file", ["encoding/rope.yaml", "model/tiny.yaml", "data/stdlib.yaml"])
+def test_a_folders_file_with_the_name_of_a_shipped_file_is_refused(tmp_path: Path, file: str) -> None:
+    own = tmp_path / file
+    own.parent.mkdir()
+    own.write_text("name: mine\n")
+    with pytest.raises(UserError, match=rf"{file} has the name of a file of pe-bench.*: rename it"):
+        compose([], [tmp_path])
 
 
 def test_a_changed_file_is_read_by_the_next_job(tmp_path, monkeypatch):
