@@ -238,6 +238,7 @@ def build_report(
     if not groups and probes:  # a Hugging Face model that was only probed
         return Report([], 0, runs.folder_of, tuple(problems), probes)
     tables = _make_tables(shown, rows, runs, selection)
+    problems += runs.contradictions
     others = len(groups) - len(shown)
     _require_shown(tables, selection, others)
     last = tables.pop()

@@ -19,7 +19,7 @@ from pe_bench.errors import RunError, UserError, require
 from pe_bench.runs.folder import RunFolder, encoding_in, folder_finder, folders_of_runs, read_all, read_result
 from pe_bench.runs.rows import BY_RUN, COLUMNS, TASK, Row, grouped, level_of, one_per_run, read_rows
 from pe_bench.runs.scores import Means, compute_means, load_scores, score_file
-from pe_bench.runs.typed import tags_of
+from pe_bench.runs.typed import suggested_eval_command, tags_of
 from pe_bench.runs.untrusted import check_files, read_json
 from pe_bench.values import unknown
 
@@ -363,6 +363,8 @@ class ScoredRuns:
         self.folder_of: Callable[[str], RunFolder]
         self.folder_of = lambda name: anchors.folders.get(name) or folder_of(name)
         self.anchors = anchors
+        # Texts on rows that do not agree with their scores, as far as these have been read.
+        self.contradictions: list[str] = []
         self._means: dict[Row, Means] = {}
 
     @classmethod
@@ -417,8 +419,7 @@ class ScoredRuns:
                 means = compute_means(load_scores(path), row.protocol)
                 if not np.isclose(means.level, level_of(row), rtol=1e-6, atol=0, equal_nan=True):
                     unit = "nats per token" if row.loses_text else "bits per byte"
-                    level = f"{level_of(row):.6f} {unit}, but {means.level:.6f}"
-                    raise RunError(f"{path} does not give its row's {level}")
+                    raise self._contradiction(row, path, f"{means.level:.6f} {unit}")
         self._means[row] = means
         return means
 
@@ -429,8 +430,17 @@ class ScoredRuns:
         right = scores.accuracy(scores.clusters.group)
         exact = (right == 1).mean()
         if not np.isclose(exact, level_of(row), rtol=1e-6, atol=0):
-            raise RunError(f"{path} does not give its row's share of right examples, {level_of(row):.6f}")
+            raise self._contradiction(row, path, f"a share of {exact:.6f} right examples")
         return right
+
+    def _contradiction(self, row: Row, path: Path, level: str) -> RunError:
+        """Note and return the error of a row whose level is not `level`, that of its score file."""
+        folder = self.folder_of(row.run).path
+        message = f"{path} gives {level}, and eval.csv of the run has {level_of(row):.6f}"
+        text = f"{message}: delete eval.csv and score the run again with {suggested_eval_command(folder)}"
+        if text not in self.contradictions:
+            self.contradictions.append(text)
+        return RunError(text)
 
     def slice_rows(self, rows: Iterable[Row], name: str) -> list[Row]:
         """Return the rows of a slice for rows of all targets, run by run; none for runs without the slice."""

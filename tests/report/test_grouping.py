@@ -1,15 +1,16 @@
 """The rows that share a table, and the title that says what they have in common."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
-from support.results import add_run
+from support.results import add_run, edit_rows
 from support.tables import BREAKING, FLAT, line_of, only, printed
 
 from pe_bench.config.schema import Config, ModelConfig
 from pe_bench.errors import RunError
-from pe_bench.report.build import build_tables
+from pe_bench.report.build import build_tables, read_report
 from pe_bench.report.columns import to_frame, to_latex
 from pe_bench.report.groups import Selection
 from pe_bench.report.page import to_html
@@ -53,6 +54,18 @@ def test_a_named_run_without_complete_scores_is_reported_and_hides_no_other(
     assert any(note.startswith("left out: ") and bad.name in note and told in note for note in table.notes)
     with pytest.raises(RunError, match=told):
         build_tables(tmp_path, [bad.name])
+
+
+def test_a_level_that_its_scores_do_not_give_is_a_problem_of_every_report(tmp_path: Path) -> None:
+    run = add_run(tmp_path, "rope", {64: 3.1, 128: 3.0, 256: 3.1})
+    edit_rows(run, lambda row: replace(row, bits_per_byte=1.0) if row.length == 256 else row)
+    report = read_report(tmp_path)
+    [problem] = report.problems
+    assert "paired-256" in problem
+    assert "gives 3.100000 bits per byte, and eval.csv of the run has 1.000000" in problem
+    assert f"`pe-bench eval {run.name} --results-dir {tmp_path}`" in problem
+    said = " ".join(printed(report.tables, 80).split())
+    assert "delete eval.csv and score the run again" in said
 
 
 def test_two_runs_of_one_seed_are_two_lines_and_never_two_seeds(tmp_path: Path) -> None:
