@@ -72,7 +72,8 @@ def complete_overrides(overrides: Sequence[str], search: Sequence[Path] = ()) ->
 
 def compose_config(overrides: Sequence[str], search: Sequence[Path] = ()) -> Config:
     """Return the configuration of a command's single job. Raises `UserError`."""
-    return parse_config(_compose_completed(complete_overrides(overrides, search), search), search)
+    completed = complete_overrides(overrides, search)
+    return parse_config(_compose_completed(completed, search), search, keys_given_by(completed))
 
 
 def compose_over(
@@ -88,8 +89,7 @@ def compose_over(
     completed = complete_overrides([*choice, *overrides], search)
     if not values:
         return _compose_completed(completed, search)
-    parsed = map(parse_override, overrides)
-    named = {*chain.from_iterable(map(_keys_of, parsed))}
+    named = keys_given_by(overrides)
     with explain_hydra_errors(completed, search), _hydra(search):
         composed = _merge(completed, search)
         for key, value in values.items():
@@ -174,9 +174,15 @@ def _changes_of_files() -> tuple[tuple[str, int], ...]:
     return tuple((str(path), path.stat().st_mtime_ns) for path in paths)
 
 
+def keys_given_by(overrides: Sequence[str]) -> tuple[str, ...]:
+    """Return the keys that overrides set, each once."""
+    parsed = map(parse_override, overrides)
+    return tuple(dict.fromkeys(chain.from_iterable(map(_keys_of, parsed))))
+
+
 def _keys_of(override: Override) -> Iterator[str]:
     """Yield the keys that an override sets; `train={lr: 0.1}` sets train.lr."""
-    values = values_of(override)
+    values = values_of(override) if "{" in (override.value or "") else []
     if any(isinstance(value, Mapping) for value in values):
         for value in values:
             yield from keys_in(value, f"{override.key}.")
@@ -237,7 +243,8 @@ def parse_composed(composed: Any) -> Config:
     sources = HydraConfig.get().runtime.config_sources
     folders = [Path(source.path) for source in sources if source.schema == "file"]
     search = [folder for folder in folders if folder != config_dir()]
-    return parse_config(_plain_values(composed, search), search)
+    given = keys_given_by(HydraConfig.get().overrides.task)
+    return parse_config(_plain_values(composed, search), search, given)
 
 
 def multirun(

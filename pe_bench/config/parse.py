@@ -1,12 +1,12 @@
 """Conversion of plain values to a checked configuration and back; keys that a run does not read."""
 
 import typing
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pe_bench.config.schema import FIELD_OF_KEY, KEY_OF_FIELD, Config
+from pe_bench.config.schema import FIELD_OF_KEY, FIELDS_NOT_IN_FILES, KEY_OF_FIELD, Config
 from pe_bench.errors import UserError, require
 from pe_bench.system.terminal import say
 from pe_bench.values import check_type, check_utf8, expand_user, shown, unknown
@@ -34,15 +34,17 @@ READ_WITH = {
 }
 
 
-def parse_config(values: dict[str, Any], search: Sequence[Path] = ()) -> Config:
+def parse_config(values: dict[str, Any], search: Sequence[Path] = (), given: Iterable[str] = ()) -> Config:
     """Turn plain values of YAML into a checked `Config`; `search` are further folders of encodings' files.
 
-    Raises `UserError` for an unknown key, a value of the wrong type or a value that cannot work.
+    given: the keys that a command gives. Raises `UserError` for an unknown key, a value of the wrong type or
+    a value that cannot work.
     """
     message = "no encoding is named: say encoding=rope, or `pe-bench list encodings`"
     require(values.get("encoding") is not None, message)
     check_utf8(values, "")
-    config = _with_home_folders(replace(_parse(Config, values), search=tuple(search)))
+    config = replace(_parse(Config, values), search=tuple(search), given=tuple(given))
+    config = _with_home_folders(config)
     config.check()
     return config
 
@@ -67,7 +69,7 @@ def _parse(kind: type[Any], values: Any, prefix: str = "") -> Any:
     Raises `UserError`.
     """
     hints = typing.get_type_hints(kind, include_extras=True)
-    fields = [name for name in kind.__match_args__ if name != "search"]
+    fields = [name for name in kind.__match_args__ if name not in FIELDS_NOT_IN_FILES]
     names = {KEY_OF_FIELD.get(name, f"{prefix}{name}"): name for name in fields}
     if not isinstance(values, dict):
         message = f"{prefix.rstrip('.')} is a group of keys and cannot be {shown(values)}"
@@ -90,7 +92,8 @@ def _parse(kind: type[Any], values: Any, prefix: str = "") -> Any:
 def to_plain(config: Config) -> dict[str, Any]:
     """Convert a configuration back to plain values, under the keys of the command line."""
     values = asdict(config)
-    del values["search"]
+    for name in FIELDS_NOT_IN_FILES:
+        del values[name]
     for section in ("hf_model", "task"):
         if values[section] is None:
             del values[section]

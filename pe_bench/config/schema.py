@@ -297,6 +297,8 @@ class Config:
     tag: str | None = None  # a label of the run's experiment; no part of the run's name
     hf_model: HfModelConfig | None = None  # no key: the section of runs that score a Hugging Face model
     search: tuple[Path, ...] = ()  # no key: the folders of --config-dir, with files of encodings
+    # No key: the keys that a command gives, which keep their values in place of a parent's.
+    given: tuple[str, ...] = field(default=(), compare=False)
 
     @property
     def first_length(self) -> int:
@@ -331,7 +333,8 @@ class Config:
         require(bool(is_name), f"tag={self.tag}: a tag may contain only letters, digits and . + - _")
 
 
-FIELDS_WITHOUT_KEYS = ("search", "hf_model")  # fields of `Config`
+FIELDS_NOT_IN_FILES = ("search", "given")  # fields of `Config` that a configuration's file does not have
+FIELDS_WITHOUT_KEYS = (*FIELDS_NOT_IN_FILES, "hf_model")  # fields of `Config`
 KEYS = tuple(field.name for field in fields(Config) if field.name not in FIELDS_WITHOUT_KEYS)
 CONFIG_TYPES = get_type_hints(Config)
 SECTIONS: dict[str, Any] = {name: kind for name, kind in CONFIG_TYPES.items() if is_dataclass(kind)}

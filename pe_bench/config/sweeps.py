@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from pe_bench.config.compose import compose, compose_over, refuse_unknown_launcher
+from pe_bench.config.compose import compose, compose_over, keys_given_by, refuse_unknown_launcher
 from pe_bench.config.groups import OPTIONS_OF_GROUP, names_in
 from pe_bench.config.overrides import (
     OVERRIDE_PREFIXES,
@@ -76,7 +76,7 @@ def plan_job(
     values = values or {}
     composed = compose_over(values, choice, overrides, search)
     value_words = [f"{key}={quote(value)}" for key, value in values.items()]
-    config = parse_config(composed, search)
+    config = parse_config(composed, search, (*values, *keys_given_by(overrides)))
     return PlannedJob(config.encoding["name"], config, (*choice, *value_words, *overrides))
 
 
@@ -204,7 +204,7 @@ def read_sweep(overrides: Sequence[str], search: Sequence[Path]) -> HydraSweep:
     texts = [parse_override(text) for text in overrides]
     plain = [str(text) for text in texts if text.key not in keys]
     combinations = [[*plain, *chosen] for chosen in _each_value_once(values)]
-    configs = (parse_config(compose(words, search), search) for words in combinations)
+    configs = (parse_config(compose(words, search), search, keys_given_by(words)) for words in combinations)
     jobs = math.prod(map(len, values))
     return HydraSweep(keys, jobs, configs, tuple(text.key for text in texts))
 

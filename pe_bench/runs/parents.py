@@ -156,16 +156,20 @@ def _parent_meets(condition: Condition, parent: Parent) -> bool:
 def with_parent(config: Config, parent: Parent) -> Config:
     """Return a child's configuration with the parent's names, and its `eval` values in place of defaults.
 
-    The parent's name when it was trained contains its identity, so it is known in any folder.
+    A default that the child's command gives stays. The parent's name when it was trained contains its
+    identity, so it is known in any folder.
     """
     name = parent.run.name
     key = "from_run" if config.train.from_run else "beside"
     trained_as = parent.trained_as if parent.trained_as != name else None
     train = replace(config.train, source=trained_as, **{key: name})
-    scores = replace(parent.config.eval, first_length=parent.first.length)
     defaults = vars(EvalConfig())
-    chosen = {key: value for key, value in vars(config.eval).items() if value != defaults[key]}
-    return replace(config, train=train, eval=replace(scores, **chosen))
+    chosen: dict[str, Any] = {}
+    for option, value in vars(config.eval).items():
+        if value != defaults[option] or f"eval.{option}" in config.given:
+            chosen[option] = value
+    chosen["first_length"] = config.eval.first_length or parent.first.length
+    return replace(config, train=train, eval=replace(parent.config.eval, **chosen))
 
 
 def _find_run_by_conditions(conditions: str, key: str, config: Config, data_hash: str) -> Path:

@@ -6,6 +6,7 @@ import pytest
 from support.commands import Command
 
 import pe_bench
+from pe_bench.config.schema import EvalConfig
 from pe_bench.runs.find import find_run
 from pe_bench.runs.folder import read_config
 from pe_bench.runs.rows import read_rows
@@ -251,6 +252,17 @@ def test_fewer_targets_are_those_of_every_line_and_keys_of_one_stage_alone_are_r
         outcome = extended(command, folder, "--to", "2x", "--with", "yarn", "--tokens", "64", key)
         option = key.partition("=")[0].replace("eval.", "--")
         assert outcome.code == 2 and f"say {option}, which is for all" in outcome.line
+
+
+def test_the_default_number_of_targets_is_that_of_further_training_too(begin: Command, folder: Path) -> None:
+    assert begin("encoding=rope", *SCORED, "eval.targets=2").code == 0
+    more = {"tokens": 64, "overrides": "threads=1", "results_dir": folder / "results"}
+    usual = EvalConfig.targets
+    family = pe_bench.extend("rope", "2x", "yarn", targets=usual, **more)
+    assert read_config(family.runs[1]).eval.targets == usual
+    [table] = family.tables
+    labels = {line.label for line in table.lines}
+    assert labels == {"rope", "rope -> yarn factor=2.0", "rope, then yarn x2 at 32 (64)"}
 
 
 def test_a_tag_of_further_training_names_its_runs_and_is_no_part_of_their_names(

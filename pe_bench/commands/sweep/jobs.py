@@ -108,14 +108,16 @@ class LaunchedSweep:
         file = self.file(number, "yaml")
         file.parent.mkdir(parents=True, exist_ok=True)
         search = [str(folder.absolute()) for folder in job.config.search]
-        values = {"label": job.label, "search": search, "config": to_plain(job.config)}
+        values = {"label": job.label, "search": search, "given": [*job.config.given]}
+        values["config"] = to_plain(job.config)
         write_text(file, yaml.safe_dump(values, sort_keys=False, allow_unicode=True))
 
     def read_job(self, number: int) -> PlannedJob:
         """Return a job that `write_job` wrote. Raises `OSError`, `YAMLError` and `UserError`."""
         values = yaml.safe_load(self.file(number, "yaml").read_text(encoding="utf-8"))
         search = [Path(folder) for folder in values["search"]]
-        return PlannedJob(values["label"], parse_config(values["config"], search))
+        config = parse_config(values["config"], search, values["given"])
+        return PlannedJob(values["label"], config)
 
     def file(self, number: int, suffix: str) -> Path:
         """Return a job's file.

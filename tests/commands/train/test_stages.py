@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
+from support.commands import Command, tiny_overrides
 from support.shown import ROOT_BIAS
 
 import pe_bench
@@ -217,6 +218,18 @@ def test_a_label_has_the_tokens_of_a_stage_without_an_exponent(tokens, text):
     train = replace(config.train, from_run="rope", steps=tokens, tokens=None, batch_tokens=1)
     label, _, _ = parent.stage("yarn", replace(config, train=train), "5e77")
     assert label == f"rope, then yarn ({text})"
+
+
+@pytest.mark.parametrize("more", [(), ("-m",)])
+def test_a_later_stage_keeps_a_typed_default_where_its_source_has_another_value(
+    begin: Command, command: Command, folder: Path, more: tuple[str, ...]
+) -> None:
+    assert begin("encoding=rope", "eval.half=first").code == 0
+    data = (word for word in tiny_overrides(folder) if not word.startswith("eval."))
+    assert command("train", *more, *data, *LATER, FROM, "eval={half: both}").code == 0
+    [later] = runs_of(folder, "yarn")
+    scored = read_config(later).eval
+    assert (scored.half, scored.targets, scored.first_length) == ("both", 6, 16)
 
 
 def test_a_renamed_run_is_extended(begin, folder):
