@@ -19,7 +19,7 @@ from pe_bench.commands.extend_hf import extend_hf
 from pe_bench.commands.job import load_trained, trusted
 from pe_bench.commands.sweep.run import launch
 from pe_bench.config.arguments import value_texts
-from pe_bench.config.overrides import parse_override
+from pe_bench.config.overrides import parse_override, quote
 from pe_bench.config.schema import Config
 from pe_bench.config.sweeps import PlannedJob, SortedOverrides, check_launcher, plan_jobs, sort_by_use
 from pe_bench.errors import RunError, UserError, first_line, require
@@ -61,6 +61,8 @@ INSTEAD_OF_KEYS = {
     "train.tokens": "say --tokens",
     **dict.fromkeys(("model", "data", "tokenizer"), "a run keeps its own, so leave it out"),
 }
+# Keys of `eval` that may differ between the lines of a table: they change no score of its targets.
+UNSHARED_EVAL_KEYS = ("controls", "per_position", "batch_tokens")
 SHARE_OF_LEARNING_RATE = 0.2  # a share of the first stage's learning rate
 
 
@@ -185,7 +187,7 @@ def _checked_values(
 
     length: the windows of the further training, in tokens. is_trained: the runs are trained further. Raises
     `UserError` for runs that differ in more than the seed or were not trained on text, and for overrides
-    without effect.
+    without effect or for the further training's scores alone.
     """
     names = ", ".join(run.name for run in runs)
     if is_trained:
@@ -202,12 +204,14 @@ def _checked_values(
     lines = {(row.setting, row.encoding) for row in rows}
     keys = ", ".join(differing[:3]) or "their code"
     require(len(lines) == 1, f"{names} differ in {keys}: name runs that differ only in the seed")
-    values = inherited_values(config) | _length_and_batch(config, length)
+    values = inherited_values(config) | _shared_eval_values(config) | _length_and_batch(config, length)
     jobs = plan_jobs(typed.job_overrides, config.search, choice=encoding_overrides(config), values=values)
     for text in typed.run_overrides:
         message = f"{text} is for further training, and without --tokens there is none: give --tokens"
         require(is_trained, message)
     refuse_scored_keys(jobs[0].given)
+    for job in jobs:
+        _refuse_other_scores(job.config, config)
     for text in typed.job_overrides:
         key = parse_override(text).key
         # QK-norm and options of the encoding may change in a later stage; the tokenizer may not.
@@ -221,6 +225,24 @@ def refuse_scored_keys(keys: Container[str]) -> None:
     for option in ("lengths", "targets"):
         message = f"eval.{option} is not for all lines of the table: say --{option}, which is for all"
         require(f"eval.{option}" not in keys, message)
+
+
+def _shared_eval_values(config: Config) -> dict[str, Any]:
+    """Return the values of a run's section `eval`, by key, that all lines of its table need."""
+    values = vars(config.eval).items()
+    return {f"eval.{name}": value for name, value in values if name not in UNSHARED_EVAL_KEYS}
+
+
+def _refuse_other_scores(config: Config, trained: Config) -> None:
+    """Raise `UserError` if the scores of a further training cannot be compared with those of its run.
+
+    config: of the further training. trained: the run's configuration.
+    """
+    chosen = _shared_eval_values(config)
+    for key, value in _shared_eval_values(trained).items():
+        message = f"{key}={quote(chosen[key])} is not for all lines of the table"
+        way_out = f"leave it out: the runs have {key}={quote(value)}"
+        require(chosen[key] == value, f"{message}: {way_out}")
 
 
 def _length_and_batch(config: Config, length: int) -> dict[str, int]:
@@ -286,7 +308,8 @@ class StageJobs:
             values["train.lr"] = train.lr * SHARE_OF_LEARNING_RATE
         jobs = []
         for run in self.runs:
-            run_values = {**values, key: run.name, "seed": read_config(run).seed}
+            trained = read_config(run)
+            run_values = {**_shared_eval_values(trained), **values, key: run.name, "seed": trained.seed}
             choice = encoding_overrides(self.config)
             for job in plan_jobs(self.overrides, self.config.search, choice=choice, values=run_values):
                 job = replace(job, config=self._with_tokens(job, tokens))

@@ -99,7 +99,7 @@ def test_typed_keys_hold_for_each_stage_and_several_values_make_several(
     ]
     for stage in stages:
         assert (stage.encoding["base"], stage.train.steps) == (500, 1 if stage.train.from_run else 9)
-        assert (stage.eval.controls, stage.eval.max_length) == ("none", 512)
+        assert (stage.eval.controls, stage.eval.max_length) == ("none", 256), "those of the run, to compare"
 
 
 def test_a_batch_of_another_size_trains_on_as_many_tokens(
@@ -252,6 +252,37 @@ def test_fewer_targets_are_those_of_every_line_and_keys_of_one_stage_alone_are_r
         outcome = extended(command, folder, "--to", "2x", "--with", "yarn", "--tokens", "64", key)
         option = key.partition("=")[0].replace("eval.", "--")
         assert outcome.code == 2 and f"say {option}, which is for all" in outcome.line
+
+
+@pytest.mark.parametrize(
+    ("typed", "own"),
+    [
+        ("eval.protocol=sliding", "eval.protocol=paired"),
+        ("eval.max_length=128", "eval.max_length=256"),
+        ("eval={seed: 1}", "eval.seed=0"),
+        ("eval.half=both,first", "eval.half=both"),
+        ("eval.target_tokens=4", "eval.target_tokens=null"),
+        ("eval={targets: 3}", "eval.targets=6"),
+    ],
+)
+def test_a_key_that_would_score_the_further_training_alone_in_another_way_is_refused(
+    begin: Command, command: Command, folder: Path, typed: str, own: str
+) -> None:
+    assert begin("encoding=rope", *SCORED).code == 0
+    words = ("--to", "2x", "--with", "yarn", "--tokens", "64")
+    refused = extended(command, folder, *words, typed)
+    assert refused.code == 2 and "is not for all lines of the table: leave it out" in refused.line
+    assert refused.line.endswith(f"the runs have {own}")
+    assert len(list((folder / "results" / "runs").iterdir())) == 1
+
+
+def test_an_experiment_s_targets_do_not_replace_those_of_the_runs(begin: Command, folder: Path) -> None:
+    assert begin("encoding=rope", *SCORED).code == 0
+    overrides = ["threads=1", "experiment=quick", "eval.protocol=paired"]
+    more = {"tokens": 64, "overrides": overrides, "results_dir": folder / "results"}
+    [table] = pe_bench.extend("rope", "2x", "yarn", **more).tables
+    assert len(table.lines) == 3
+    assert len({record.target_hash for record in table.records}) == 1
 
 
 def test_the_default_number_of_targets_is_that_of_further_training_too(begin: Command, folder: Path) -> None:
