@@ -123,27 +123,26 @@ def _settings(
     """Return the settings of a training at a length. Raise `UserError` for values that do not fit."""
     given = value_texts(overrides)
     batch = length * max(1, BATCH_TOKENS // length)
-    typed = str(given.get("train.batch_tokens", batch))
-    step_tokens = int(typed) if typed.isdecimal() else batch
-    steps = math.ceil(tokens / step_tokens)
     defaults = {
         "train.optimizer": "adamw",
         "train.length": length,
-        "train.steps": steps,
         "train.batch_tokens": batch,
         "train.processes": world_size(),
         "train.lr": LEARNING_RATE,
         "train.weight_decay": 0.0,
-        "train.warmup_steps": min(WARMUP_STEPS, steps // 4),
         "train.checkpoint_every": CHECKPOINT_EVERY,
     }
     texts = [f"{key}={value}" for key, value in defaults.items() if key not in given]
     chosen = parse_config(compose([*texts, *overrides, "encoding=nope"]))
+    steps = math.ceil(tokens / chosen.train.batch_tokens)
+    train = replace(chosen.train, steps=steps)
+    if "train.warmup_steps" not in given:
+        train = replace(train, warmup_steps=min(WARMUP_STEPS, steps // 4))
     device = machine.resolve_device(config.device)
     dtype = machine.resolve_precision(chosen.precision, device)
     if chosen.precision == "auto" and machine.multiplies_bfloat16(device):
         dtype = torch.bfloat16
-    return Settings(chosen.train, chosen.seed, layers, dtype)
+    return Settings(train, chosen.seed, layers, dtype)
 
 
 def _stages(config: Config, settings: Settings, requested: Sequence[Requested]) -> list[Stage]:

@@ -158,6 +158,16 @@ def test_a_training_that_was_stopped_goes_on_to_the_same_weights(
     assert all(torch.equal(again[name], tensor) for name, tensor in whole.items())
 
 
+@pytest.mark.parametrize("batch", ["1.024k", "'1.024k'"])
+def test_a_batch_in_thousands_of_tokens_trains_on_as_many_tokens(
+    tmp_path: Path, command: Command, arguments: list[str], batch: str
+) -> None:
+    outcome = command("extend", *arguments, f"train.batch_tokens={batch}")
+    assert outcome.code == 0, outcome.err
+    training = json.loads((trained_folder(tmp_path) / "training.json").read_text())
+    assert (training["batch_tokens"], training["steps"], training["warmup_steps"]) == (1024, 2, 0)
+
+
 def test_weights_that_a_step_made_infinite_are_blamed_on_the_learning_rate(
     command: Command, arguments: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
