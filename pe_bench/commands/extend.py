@@ -153,7 +153,10 @@ def extend_runs(
         device=given.get("device"),
         cache_dir=given.get("cache_dir"),
     )
-    requested = [_with_searched_values(each, paths[0], config, length) for each in requested]
+    # No text is searched on that is scored later.
+    most_targets = max(config.eval.targets, targets or 0)
+    to_search = replace(config, eval=replace(config.eval, targets=most_targets))
+    requested = [_with_searched_values(each, paths[0], to_search, length) for each in requested]
     chosen = stretched_lengths(config.eval, first, length, lengths)
     request = replace(request, lengths=chosen)
     scored = _score_untrained(paths, length, requested, request, is_trained=tokens is not None)
@@ -342,13 +345,14 @@ def _with_searched_values(requested: Requested, run: Path, config: Config, lengt
     """Return a requested encoding, with values found by search for the option that its class searches.
 
     Without such an option, the encoding is returned unchanged. run: the first run, in whose folder the values
-    are kept; they are used for all seeds.
+    are kept; they are used for all seeds. config: its configuration, with the number of scored targets, on
+    which nothing is searched.
     """
     option = option_to_give(requested, config.search, "searched")
     if not option:
         return requested
     path = run / SEARCHED_FILE
-    name = f"{requested.text} at {length}"
+    name = f"{requested.text} at {length} beyond {config.eval.targets} targets"
     kept = _read_searched(path)
     if name not in kept:
         say(f"{requested.text}: searching {option} for {run.name} at {length} tokens")

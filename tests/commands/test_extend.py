@@ -1,6 +1,7 @@
 """`extend`: a family of runs from one command, in one table and one picture."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.commands import Command
@@ -12,6 +13,7 @@ from pe_bench.runs.folder import read_config
 from pe_bench.runs.rows import read_rows
 from pe_bench.runs.typed import tags_of
 from pe_bench.scoring import stages
+from pe_bench.scoring.targets import TargetBlocks
 
 SEEDS = ("seed=0", "seed=1")
 SCORED = ("eval.lengths=null", "eval.max_length=256")
@@ -170,6 +172,27 @@ def test_what_a_method_searches_is_searched_once(
     monkeypatch.setattr(stages, "SEARCH_ROUNDS", -1)
     monkeypatch.setattr(stages, "SEARCH_BLOCKS", 0)  # nothing to search on
     assert labels() == [searched]
+
+
+def test_nothing_is_searched_on_text_that_is_scored_and_an_earlier_version_s_search_is_not_read(
+    begin: Command, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert begin("encoding=rope", *SCORED).code == 0
+    [run] = (folder / "results" / "runs").iterdir()
+    (run / "searched.json").write_text('{"longrope at 32": [9, 9, 9, 9]}')
+    first_turns = []
+    searched_blocks = stages.blocks_to_search_on
+
+    def noted(*arguments: Any) -> TargetBlocks:
+        blocks = searched_blocks(*arguments)
+        first_turns.append(int(blocks.turn.min()))
+        return blocks
+
+    monkeypatch.setattr(stages, "SEARCH_ROUNDS", 0)
+    monkeypatch.setattr(stages, "blocks_to_search_on", noted)
+    for targets in (3, 20, 20, None):
+        pe_bench.extend("rope", "2x", "longrope", targets=targets, results_dir=folder / "results")
+    assert first_turns == [6, 20]
 
 
 @pytest.mark.parametrize(
