@@ -35,6 +35,7 @@ from pe_bench.runs.rows import Row
 from pe_bench.runs.untrusted import read_json
 from pe_bench.scoring.other_encodings import Requested, find_others, read_with
 from pe_bench.scoring.stages import (
+    check_stage_encoding,
     encoding_label,
     encoding_overrides,
     inherited_values,
@@ -153,6 +154,7 @@ def extend_runs(
         device=given.get("device"),
         cache_dir=given.get("cache_dir"),
     )
+    _check_encodings(requested, paths[0], config, length, is_trained=tokens is not None)
     # No text is searched on that is scored later.
     most_targets = max(config.eval.targets, targets or 0)
     to_search = replace(config, eval=replace(config.eval, targets=most_targets))
@@ -339,6 +341,22 @@ def _with_encoding_in_label(job: PlannedJob) -> PlannedJob:
     """Return a job with its encoding in its label."""
     label = f"encoding={encoding_label(job.config)} {job.label}"
     return replace(job, label=label.rstrip())
+
+
+def _check_encodings(
+    requested: Sequence[Requested], run: Path, config: Config, length: int, *, is_trained: bool
+) -> None:
+    """Raise `UserError` for an encoding that cannot be scored or trained with, before anything is searched.
+
+    run: the first run. config: its configuration. length: the windows of the further training, in tokens.
+    is_trained: the runs are trained further.
+    """
+    for each in requested:
+        if is_trained or option_to_give(each, config.search, "searched"):
+            check_stage_encoding(each, config)
+        else:
+            stretched = with_factor(each, length / config.train.length, config.search)
+            find_others([stretched], run.name, config, config.search, force=True)
 
 
 def _with_searched_values(requested: Requested, run: Path, config: Config, length: int) -> Requested:

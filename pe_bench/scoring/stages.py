@@ -78,6 +78,12 @@ def stage_encoding(
     return resolve_encoding(chosen, {**full_options(requested, chosen), **(given or {})}, config)
 
 
+def check_stage_encoding(requested: Requested, trained: Config) -> None:
+    """Raise `UserError` for a requested encoding with an unknown option, or an option of the wrong type."""
+    spec = EncodingSpec(stage_encoding(requested, trained, trained), trained.search)
+    spec.with_examples().identity()  # reads all options
+
+
 def modifiers_of(trained: Config) -> list[str]:
     """Return the names of the modifiers of a trained run's encoding."""
     return [*(trained.encoding.get("modifiers") or {})]

@@ -174,6 +174,35 @@ def test_what_a_method_searches_is_searched_once(
     assert labels() == [searched]
 
 
+@pytest.mark.parametrize(
+    ("encoding", "reason"),
+    [
+        ("yarn factr=4", "encoding.factr"),
+        ("yarn factor=large", "factor must be a number"),
+        ("longrope factr=4", "encoding.factr"),
+        ("+logn lenth=4", "encoding.modifiers.logn.lenth"),
+    ],
+)
+@pytest.mark.parametrize("tokens", [(), ("--tokens", "64")])
+def test_a_mistyped_encoding_is_refused_before_another_is_searched_or_scored(
+    begin: Command,
+    command: Command,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    encoding: str,
+    reason: str,
+    tokens: tuple[str, ...],
+) -> None:
+    assert begin("encoding=rope", *SCORED).code == 0
+    [run] = (folder / "results" / "runs").iterdir()
+    before = (run / "eval.csv").read_bytes()
+    monkeypatch.setattr(stages, "SEARCH_ROUNDS", -1)
+    for with_ in (("--with", "longrope"), ("--with", "rope_pi")):
+        refused = extended(command, folder, "--to", "2x", *with_, "--with", encoding, *tokens)
+        assert refused.code == 2 and reason in refused.line
+        assert not (run / "searched.json").exists() and (run / "eval.csv").read_bytes() == before
+
+
 def test_nothing_is_searched_on_text_that_is_scored_and_an_earlier_version_s_search_is_not_read(
     begin: Command, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
