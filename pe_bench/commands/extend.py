@@ -146,6 +146,8 @@ def extend_runs(
     unit = first if to.endswith("x") else 1
     length = round(_number_in_to(to) * unit)
     require(length > first, f"--to {to} is not longer than train.length={first}: say 4x, or more tokens")
+    message = f"--long counts the tokens of one stage, and {paths[0].name} has more: leave it out"
+    require(config.train.from_run is None or not long, message)
     given = _checked_values(paths, config, length, typed, is_trained=tokens is not None)
     request = Evaluation(
         targets=targets,
@@ -286,11 +288,9 @@ class StageJobs:
     def from_the_start(self, tokens: int) -> list[PlannedJob]:
         """Return jobs that train the model of each run from the start, on as many tokens as both stages.
 
-        tokens: the tokens of the second stage. Raises `UserError` for runs that are later stages themselves.
+        tokens: the tokens of the second stage. The runs are no later stages themselves.
         """
         train = self.config.train
-        message = f"--long counts the tokens of one stage, and {self.runs[0].name} has more: leave it out"
-        require(train.from_run is None, message)
         jobs = self._jobs("train.beside", train.total_steps * train.batch_tokens + tokens)
         return [_with_encoding_in_label(job) for job in jobs]
 

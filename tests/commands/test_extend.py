@@ -203,6 +203,20 @@ def test_a_mistyped_encoding_is_refused_before_another_is_searched_or_scored(
         assert not (run / "searched.json").exists() and (run / "eval.csv").read_bytes() == before
 
 
+def test_a_later_stage_is_not_scored_before_long_is_refused(
+    begin: Command, command: Command, folder: Path
+) -> None:
+    assert begin("encoding=rope", *SCORED).code == 0
+    words = ("--to", "2x", "--with", "yarn", "--tokens", "64")
+    assert extended(command, folder, *words).code == 0
+    [stage] = (folder / "results" / "runs").glob("yarn-*")
+    before = (stage / "eval.csv").read_bytes()
+    where = ("--results-dir", str(folder / "results"))
+    refused = command("extend", stage.name, *words[2:], "--to", "3x", "--long", "threads=1", *where)
+    assert refused.code == 2 and "--long counts the tokens of one stage" in refused.line
+    assert (stage / "eval.csv").read_bytes() == before
+
+
 def test_nothing_is_searched_on_text_that_is_scored_and_an_earlier_version_s_search_is_not_read(
     begin: Command, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
