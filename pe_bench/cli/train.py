@@ -135,6 +135,8 @@ def extend(runs: Sequence[str] = (), *, plot: Path | None = None, **options: Any
     from pe_bench.report.columns import show
 
     picture_format(picture)
+    if plot is not None:
+        require_writable("--plot", plot)
     family = api.extend(names, overrides=overrides, **options)
     if not family.tables:  # the first of torchrun's processes shows them
         return

@@ -112,6 +112,7 @@ explain hf:x -> hf:x has no default lengths to score: give them with --lengths
 explain --csv - --json -> --csv - and --json both print instead of the table: choose one
 explain --csv nowhere/a.csv -> --csv nowhere/a.csv: there is no folder
 extend -> no run is named: say pe-bench extend rope
+extend rope --plot nowhere/a.png -> --plot nowhere/a.png: there is no folder
 extend hf:x --tokens 5 -> the further training needs text: say --text DIR
 extend hf:x rope -> give one Hugging Face model at a time, not hf:x, rope
 export rope --hf .. -> --hf .. is no name of a new folder
