@@ -438,12 +438,15 @@ def _run_job(job: PlannedJob) -> tuple[Run, float]:
 def _level_difference(change: Run, baseline: Run, length: int) -> float:
     """Return the level of the change minus the level of the baseline on the same targets.
 
-    The difference is infinite if the change has no level. Raises `RunError` if the baseline has no level.
+    The difference is infinite if the change has no level. Raises `RunError` if the baseline has no finite
+    level.
     """
     row = _row_at(change, length)
     other = _row_at(baseline, length)
-    if not has_number(other):
-        reason = other.reason or other.status
+    reason = "" if has_number(other) else other.reason or other.status
+    if not reason and not math.isfinite(level_of(other)):
+        reason = f"its level is {level_of(other)}"
+    if reason:
         message = f"the baseline {baseline.name} has no number at {length} tokens ({reason})"
         raise RunError(f"{message}: name another with --against, or shorter --lengths")
     return level_of(row) - level_of(other) if has_number(row) else math.inf

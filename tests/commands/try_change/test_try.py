@@ -6,6 +6,7 @@ import re
 import shlex
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from threading import Event, Thread
@@ -13,6 +14,7 @@ from threading import Event, Thread
 import pytest
 from filelock import FileLock
 from support.commands import LEARNED, TRIED, Command, Outcome, stop_before
+from support.results import ROW
 from support.shown import ROOT_BIAS
 from tokenizers import Tokenizer, normalizers
 
@@ -24,6 +26,7 @@ from pe_bench.commands.try_change.trying import Try, _store_try, read_tries
 from pe_bench.config.arguments import overrides_in
 from pe_bench.config.compose import compose_config
 from pe_bench.data.tokenizer import write_byte_tokenizer
+from pe_bench.errors import RunError
 from pe_bench.report.records import BreakPoint
 from pe_bench.runs.folder import read_config
 from pe_bench.runs.rows import read_rows
@@ -63,6 +66,15 @@ def test_a_baseline_without_a_number_is_no_loss_of_the_change(tried) -> None:
     outcome = tried("nope", "--against", "learned", *SHORT)
     assert outcome.code == 1 and "the baseline learned-s0-" in outcome.line, outcome.err
     assert "has no number at 32 tokens" in outcome.line
+
+
+@pytest.mark.parametrize("level", [math.inf, math.nan])
+def test_a_baseline_with_an_infinite_level_is_no_loss_of_the_change(tmp_path: Path, level: float) -> None:
+    infinite = replace(ROW, nll=level, bits_per_byte=level)
+    baseline, change = Run(tmp_path / "a", [infinite], 0.01), Run(tmp_path / "b", [ROW], 0.01)
+    with pytest.raises(RunError, match=f"the baseline a has no number at 128 tokens .its level is {level}"):
+        trying._level_difference(change, baseline, 128)
+    assert not math.isfinite(trying._level_difference(baseline, change, 128)), "it is a loss of a change"
 
 
 def test_a_program_s_try_keeps_with_each_run_the_command_that_trains_it(
