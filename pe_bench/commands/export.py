@@ -50,7 +50,8 @@ def export_run(name: str, folder: Path, results_dir: Path) -> None:
     """Write a run's final weights, encoding and tokenizer to a new folder. Raise `UserError`, `RunError`."""
     _require_new_folder(folder)
     run = find_run(name, results_dir)
-    config = read_config(run)
+    # A run may come from a stranger, whose cache folder is not used.
+    config = replace(read_config(run), cache_dir=None, threads="auto", device="cpu")
     require(config.hf_model is None, f"{run.name} is a Hugging Face model already")
     require(config.task is None, f"{run.name} is trained on a task, whose tokens no tokenizer makes")
     trained = require_trained(run, config.train.total_steps)

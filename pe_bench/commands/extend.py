@@ -20,6 +20,7 @@ from pe_bench.commands.job import load_trained, trusted
 from pe_bench.commands.sweep.run import launch
 from pe_bench.config.arguments import value_texts
 from pe_bench.config.overrides import parse_override, quote
+from pe_bench.config.parse import parse_config, to_plain
 from pe_bench.config.schema import Config
 from pe_bench.config.sweeps import PlannedJob, SortedOverrides, check_launcher, plan_jobs, sort_by_use
 from pe_bench.errors import RunError, UserError, first_line, require
@@ -159,7 +160,10 @@ def extend_runs(
     _check_encodings(requested, paths[0], config, length, is_trained=tokens is not None)
     # No text is searched on that is scored later.
     most_targets = max(config.eval.targets, targets or 0)
-    to_search = replace(config, eval=replace(config.eval, targets=most_targets))
+    # The run may come from a stranger, whose cache folder is not used.
+    values = {**to_plain(config), "cache_dir": None, **request.machine}
+    values["eval"]["targets"] = most_targets
+    to_search = parse_config(values)
     requested = [_with_searched_values(each, paths[0], to_search, length) for each in requested]
     chosen = stretched_lengths(config.eval, first, length, lengths)
     request = replace(request, lengths=chosen)
@@ -363,8 +367,8 @@ def _with_searched_values(requested: Requested, run: Path, config: Config, lengt
     """Return a requested encoding, with values found by search for the option that its class searches.
 
     Without such an option, the encoding is returned unchanged. run: the first run, in whose folder the values
-    are kept; they are used for all seeds. config: its configuration, with the number of scored targets, on
-    which nothing is searched.
+    are kept; they are used for all seeds. config: its configuration, with the command's values of the machine
+    and the number of scored targets, on which nothing is searched.
     """
     option = option_to_give(requested, config.search, "searched")
     if not option:

@@ -24,6 +24,7 @@ from support.results import edit_text
 from pe_bench.errors import RunError, UserError
 from pe_bench.runs.folder import FirstStage, read_all, read_config
 from pe_bench.runs.untrusted import MAX_BYTES, check_files, read_regular
+from pe_bench.scoring import stages
 from pe_bench.system.terminal import CONTROL_SIGNS
 
 ESCAPE = "\x1b[2J\x1b]0;owned\x07"
@@ -47,6 +48,12 @@ class Stranger:
 
     def list(self) -> Outcome:
         return self._in_results("list", "runs")
+
+    def export(self) -> Outcome:
+        return self._in_results("export", str(self.run), "--hf", str(self.folder / "exported"))
+
+    def extend(self, *arguments: str) -> Outcome:
+        return self._in_results("extend", str(self.run), *arguments, "threads=1")
 
     def train(self, *arguments: str) -> Outcome:
         return self.command("train", *tiny_overrides(self.folder), "encoding=rope", *arguments)
@@ -331,8 +338,15 @@ def test_one_reader_takes_regular_files_of_a_bounded_size_alone(tmp_path, no_wai
         read_regular(tmp_path / "nothing.json")
 
 
-def test_no_folder_that_the_run_names_is_written_to(stranger):
+def test_no_folder_that_the_run_names_is_written_to(stranger, monkeypatch):
+    monkeypatch.setattr(stages, "SEARCH_ROUNDS", 0)
     theirs = {name: str(stranger.folder / name) for name in ("results_dir", "cache_dir")}
     stranger.set_values("", **theirs)
-    assert stranger.eval("--max-length", "48").code == 0
-    assert not any(Path(folder).exists() for folder in theirs.values())
+    for command in (
+        lambda: stranger.eval("--max-length", "48"),
+        stranger.export,
+        lambda: stranger.extend("--to", "2x", "--with", "longrope", "--lengths", "24"),
+    ):
+        outcome = command()
+        assert outcome.code == 0, outcome.err
+        assert not any(Path(folder).exists() for folder in theirs.values())
