@@ -31,7 +31,7 @@ from pe_bench.report.columns import show
 from pe_bench.report.groups import Selection
 from pe_bench.report.records import Table
 from pe_bench.runs.find import Condition, find_runs, is_hf_name, without_tries
-from pe_bench.runs.folder import RunFolder, read_config
+from pe_bench.runs.folder import RunFolder, locked, read_config
 from pe_bench.runs.rows import Row
 from pe_bench.runs.untrusted import read_json
 from pe_bench.scoring.other_encodings import Requested, find_others, read_with
@@ -379,8 +379,11 @@ def _with_searched_values(requested: Requested, run: Path, config: Config, lengt
     if name not in kept:
         say(f"{requested.text}: searching {option} for {run.name} at {length} tokens")
         trained = load_trained(run, trusted(config, ()))
-        kept[name] = [*search_option(trained, requested, option, length)]
-        write_text(path, json.dumps(kept))
+        found = [*search_option(trained, requested, option, length)]
+        with locked(run, waits=say):
+            kept = _read_searched(path)  # another process may have written it during the search
+            kept.setdefault(name, found)
+            write_text(path, json.dumps(kept))
     return requested.giving(option, kept[name])
 
 

@@ -1,12 +1,16 @@
 """`extend`: a family of runs from one command, in one table and one picture."""
 
+import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from filelock import FileLock
 from support.commands import Command
 
 import pe_bench
+from pe_bench.commands import extend
 from pe_bench.config.schema import EvalConfig
 from pe_bench.runs.find import find_run
 from pe_bench.runs.folder import read_config
@@ -236,6 +240,35 @@ def test_nothing_is_searched_on_text_that_is_scored_and_an_earlier_version_s_sea
     for targets in (3, 20, 20, None):
         pe_bench.extend("rope", "2x", "longrope", targets=targets, results_dir=folder / "results")
     assert first_turns == [6, 20]
+
+
+def test_what_another_process_searches_meanwhile_is_kept_and_a_run_at_work_is_waited_for(
+    begin: Command, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert begin("encoding=rope", *SCORED).code == 0
+    [run] = (folder / "results" / "runs").iterdir()
+    search = extend.search_option
+    lock = FileLock(run / "lock")
+
+    def searched_beside_another(*arguments: Any) -> Sequence[float]:
+        values = search(*arguments)
+        (run / "searched.json").write_text('{"other": [1.5]}')
+        lock.acquire()
+        return values
+
+    def note_waiting(text: str) -> None:
+        if text.startswith("waits for another process"):
+            lock.release()
+
+    monkeypatch.setattr(stages, "SEARCH_ROUNDS", 0)
+    monkeypatch.setattr(extend, "search_option", searched_beside_another)
+    monkeypatch.setattr(extend, "say", note_waiting)
+    pe_bench.extend("rope", "2x", "longrope", results_dir=folder / "results")
+    assert not lock.is_locked
+    assert set(json.loads((run / "searched.json").read_text())) == {
+        "other",
+        "longrope at 32 beyond 6 targets",
+    }
 
 
 @pytest.mark.parametrize(
