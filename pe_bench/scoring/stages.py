@@ -34,7 +34,8 @@ from pe_bench.scoring.scorer import Scorer
 from pe_bench.scoring.slices import text_slices
 from pe_bench.scoring.targets import TargetBlocks, target_blocks
 
-INHERITED_SECTIONS = ("model", "data", "tokenizer", "train")  # the sections that a later stage takes over
+# The sections that a later stage takes over, beside `precision` and `report.margin`.
+INHERITED_SECTIONS = ("model", "data", "tokenizer", "train")
 # Keys of `train` that each stage has for itself.
 STAGE_KEYS = ("length", "steps", "tokens", "batch_tokens", "warmup_steps", "from", "beside", "source", "only")
 SEARCH_BLOCKS = 16
@@ -103,7 +104,7 @@ def encoding_overrides(trained: Config) -> list[str]:
 def inherited_values(trained: Config) -> dict[str, Any]:
     """Return the values of a trained run by their keys, without the keys that each stage has for itself."""
     plain = to_plain(trained)
-    values_by_key: dict[str, Any] = {}
+    values_by_key: dict[str, Any] = {"precision": trained.precision, "report.margin": trained.report.margin}
     for section in INHERITED_SECTIONS:
         values_by_key |= {f"{section}.{key}": value for key, value in plain[section].items()}
     for key in STAGE_KEYS:

@@ -122,6 +122,14 @@ def test_a_batch_of_another_size_trains_on_as_many_tokens(
     assert [stage.total_steps * stage.batch_tokens for stage in stages] == [320, both]
 
 
+def test_further_training_has_the_precision_and_the_margin_of_its_run(begin: Command, folder: Path) -> None:
+    assert begin("encoding=rope", *SCORED, "precision=bfloat16", "report.margin=0.05").code == 0
+    more = {"tokens": 64, "overrides": "threads=1", "results_dir": folder / "results"}
+    family = pe_bench.extend("rope", "2x", "yarn", **more)
+    assert [read_config(run).precision for run in family.runs] == ["bfloat16"] * 2
+    assert [table.margin for table in family.tables] == [0.05]
+
+
 @pytest.mark.parametrize(
     ("override", "instead"),
     [
