@@ -251,6 +251,7 @@ def try_change(
     changed = plan_job(overrides, search, choice=overrides_in(change), values=chosen_values)
     baseline = plan_job(overrides, search, choice=overrides_in(against), values=chosen_values)
     tried = _prepare_try(kind, changed.config, baseline.config)
+    earlier = _confirmed_try(changed.config, baseline.config, results) if confirm else None
     # The name of a run has a hash of its encoding's code.
     same_code = [kept for kept in read_tries(results) if kept.change_run == tried.change_run]
     checked_by = {kept.checked_by for kept in same_code}
@@ -262,7 +263,8 @@ def try_change(
         _ending_kept(results, tried),
         print_cost_once(_runs_text, pieces=2) as cost,
     ):
-        return _train_until_sure(tried, changed, baseline, results, end, cost)
+        outcome = _train_until_sure(tried, changed, baseline, results, end, cost)
+    return replace(outcome, earlier=earlier)
 
 
 def _runs_text(left: int) -> str:
@@ -304,7 +306,7 @@ def _train_until_sure(
             answer = "no verdict" if unlearned else seen.answer
             tried = _store_try(results, replace(tried, seeds=seen.seeds, answer=answer, **means))
         if is_sure or (has_all and is_over):
-            return _outcome_of_try(tried, seen, judged, lines, unlearned, max(seconds_of_seeds), results)
+            return _outcome_of_try(tried, seen, judged, lines, unlearned, max(seconds_of_seeds))
 
 
 def _has_time(seeds: int, seconds: float, end: float) -> bool:
@@ -332,7 +334,6 @@ def _outcome_of_try(
     lines: Sequence[Line],
     unlearned: tuple[str, ...],
     seconds: float,
-    results: Path,
 ) -> Outcome:
     """Return the outcome of a try after a look.
 
@@ -347,18 +348,28 @@ def _outcome_of_try(
     change, baseline = pairs[0]
     row = change.scored[0]
     parameters = row.parameters - baseline.scored[0].parameters
-    earlier = _confirmed_try(tried, results) if tried.kind == "confirm" else None
     unit = NATS.name if row.loses_text else BITS.name
-    return Outcome(tried, seen, works_to, time_ratio, parameters, seconds, earlier, unlearned, unit)
+    return Outcome(tried, seen, works_to, time_ratio, parameters, seconds, None, unlearned, unit)
 
 
-def _confirmed_try(tried: Try, results: Path) -> Try | None:
-    """Return the try that a confirmation confirms; None if the change was not tried before."""
-    for earlier in read_tries(results):
-        is_same_change = (earlier.change, earlier.baseline) == (tried.change, tried.baseline)
-        if earlier.kind == "try" and is_same_change and earlier.lengths == tried.lengths:
-            return earlier
-    return None
+def _confirmed_try(change_config: Config, baseline_config: Config, results: Path) -> Try | None:
+    """Return the try that a confirmation confirms; None if the change was not tried before.
+
+    change_config, baseline_config: the configurations of the confirmation. The try differs from it only in
+    the seeds and in the half of the documents.
+    """
+    tries = [each for each in read_tries(results) if each.kind == "try"]
+    if not tries:
+        return None
+    configs = []
+    for config in (change_config, baseline_config):
+        evaluation = replace(config.eval, half=HALF_OF_DOCUMENTS["try"])
+        configs.append(replace(config, eval=evaluation))
+    try:
+        confirmed = _prepare_try("try", *configs)
+    except UserError:  # this half may have no document that is long enough
+        return None
+    return next(filter(confirmed.is_same, tries), None)
 
 
 def _refuse_chosen(overrides: Sequence[str]) -> None:

@@ -125,6 +125,25 @@ def test_a_try_ends_with_three_lines_and_the_code_of_its_answer(
     assert seeds == {"first": {"rope": 2, "nope": 2, "rope base=20.0": 1}, "second": {"rope": 1, "nope": 1}}
 
 
+def test_a_confirmation_names_the_try_of_the_same_training_and_of_no_other(tried, folder: Path) -> None:
+    def confirmed(tokens: int) -> str:
+        return tried("nope", *LEARNED, f"train.tokens={tokens}", *SHORT, "--confirm").out
+
+    for tokens in (1024, 2048):
+        assert tried("nope", *LEARNED, f"train.tokens={tokens}", *SHORT).code == 4
+    file = folder / "work" / "results" / "tries.json"
+    entries = json.loads(file.read_text())
+    means = [f"{entry['at_training']:+.4f} and {entry['at_longest']:+.4f}" for entry in entries]
+    assert means[0] != means[1]
+    assert f"when it was tried: {means[1]}, unclear" in confirmed(2048)
+    assert "when it was tried" not in confirmed(4096)
+    entries = json.loads(file.read_text())
+    for entry in entries:
+        del entry["evaluation"]
+    file.write_text(json.dumps(entries))
+    assert f"when it was tried: {means[1]}, unclear" in confirmed(2048), "as an earlier version stored it"
+
+
 def test_what_else_is_looked_at_makes_another_try(tried) -> None:
     def place(*arguments: str) -> str:
         return re.findall(r"\((try \d)", tried("nope", *SHORT, *arguments).out)[0]
