@@ -186,7 +186,9 @@ def _draw_panel(axes: Axes, chart: Chart, styles: Styles, width: float, height: 
         line_keywords: Keywords = {"color": style.colour, "marker": style.marker, "linestyle": style.stroke}
         _plot_curve(axes, curve, f"curve of {curve.label}", linewidth=1.6, markersize=5, **line_keywords)
     for anchor in chart.anchors:
-        _plot_curve(axes, anchor, f"anchor {anchor.label}", color=paper.GREY, linewidth=0.7, zorder=0.8)
+        marker = "_" if len(anchor.points) == 1 else ""  # a line of one point would not be seen
+        grey: Keywords = {"color": paper.GREY, "linewidth": 0.7, "marker": marker, "zorder": 0.8}
+        _plot_curve(axes, anchor, f"anchor {anchor.label}", **grey)
     paper.mark_length(axes, chart.train_length, f"training length {chart.train_length:,}")
     _set_value_axis(axes, chart)
     tick_gap = TICK_GAP if max_name == MAX_NAME else TICK_GAP_ON_PAGE
