@@ -136,7 +136,8 @@ def _packed_folder(config: Config) -> tuple[Path, dict[str, Any]]:
         least = 1 if data.source == "hub" else data.validation_documents
         sides = split_corpus(documents, validation, data.validation_fraction, least)
         facts = _pack_sides(folder, *sides, tokenizer)
-        return {**facts, "split": describe_split(documents, *sides)}
+        note = describe_split(documents, *sides) if validation is None else ""
+        return {**facts, "split": note}
 
     tokenized_with = asdict(tokenizer)
     if tokenizer.kind == "file":  # identified by content, not by place

@@ -235,6 +235,21 @@ def test_short_or_many_documents_are_not_cut_and_few_short_ones_in_two() -> None
     assert describe_split(few, *sides).startswith("3 documents, each cut in two")
 
 
+def test_nothing_is_said_of_cuts_where_the_validation_text_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for side, seed in (("train", 1), ("other", 2)):
+        (tmp_path / side).mkdir()
+        for number in range(3):
+            (tmp_path / side / f"{side}{number}.txt").write_bytes(noise(5_000, 10 * seed + number))
+    cut = files(tmp_path / "train")
+    named = replace(cut, validation_path=str(tmp_path / "other"))
+    load_data(Config({}, data=named, cache_dir=str(tmp_path / "cache")))
+    assert capsys.readouterr().err == ""
+    load_data(Config({}, data=cut, cache_dir=str(tmp_path / "cache")))
+    assert "3 documents, each cut in two" in capsys.readouterr().err
+
+
 def test_a_run_of_before_keeps_its_split(tmp_path: Path) -> None:
     texts = tmp_path / "texts"
     texts.mkdir()
