@@ -140,6 +140,7 @@ def test_a_run_is_extended_at_lengths_of_numpy(
             "lengths must be a list, each item a whole number of at least 128, not",
         ),
         ("probe", {"plain": True}, "plain is for a Hugging Face model"),
+        ("explain", {"targets": 0}, "eval.targets must be a whole number of at least 1, not 0"),
         ("results", {"margin": 3}, "must be above 0"),
         ("results", {"protocol": "slidin"}, "sliding"),
     ],
@@ -149,7 +150,10 @@ def test_what_cannot_work_is_a_user_error_before_anything_is_scored(
 ) -> None:
     begin("encoding=rope")
     before = {path: path.read_bytes() for path in (folder / "results").rglob("eval.csv")}
-    usual = {} if call == "results" else {"run": "rope", "lengths": 128 if call == "probe" else None}
+    usual: dict[str, Any] = {}
+    if call != "results":
+        usual["runs" if call == "explain" else "run"] = "rope"
+        usual["lengths"] = 128 if call == "probe" else None
     with pytest.raises(UserError, match=re.escape(message)):
         getattr(pe_bench, call)(**{"results_dir": folder / "results", **usual, **options})
     assert {path: path.read_bytes() for path in (folder / "results").rglob("eval.csv")} == before

@@ -128,7 +128,9 @@ def load_bench(run: str | Path, request: Evaluation) -> Bench:
     is_run = isinstance(run, Path)
     message = f"{run} has no default lengths to score: give them with --lengths"
     require(is_run or request.lengths is not None, message)
-    targets = request.targets or (TARGET_BLOCKS if is_run else TARGET_BLOCKS_OF_HF_MODEL)
+    targets = request.targets
+    if targets is None:
+        targets = TARGET_BLOCKS if is_run else TARGET_BLOCKS_OF_HF_MODEL
     planner = partial(plan_targets, request.lengths)
     prepared = prepare(run, replace(request, targets=targets), planner=planner)
     message = f"{prepared.folder.name} answers a task, and explain scores text: name another run"
