@@ -55,7 +55,7 @@ def train(*overrides: str, config_dir: str | Path | Sequence[str | Path] | None 
         from pe_bench.commands.train import train
 
         lengths = config.eval.lengths if "eval.lengths" in given else None
-        return Run(*train(config), config.report.margin, lengths or ())
+        return Run(*train(config), config.report.margin, lengths or ()).findable()
 
 
 def evaluate(
@@ -174,7 +174,7 @@ def _score(run: "Run | str | Path", request: "Evaluation") -> "Run":
 
     check_texts("a run", getattr(run, "path", run))
     with interruptible():
-        return score(run, request)
+        return score(run, request).findable()
 
 
 def explain(

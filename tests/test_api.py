@@ -159,6 +159,24 @@ def test_what_cannot_work_is_a_user_error_before_anything_is_scored(
     assert {path: path.read_bytes() for path in (folder / "results").rglob("eval.csv")} == before
 
 
+def test_a_run_is_found_from_another_working_folder_and_shown_as_before(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = pe_bench.train(*tiny_overrides(folder), "results_dir=results", encoding="rope")
+    assert repr(run) == f"Run('results/runs/{run.name}')"
+    table = str(run)
+    (folder / "work" / "sub").mkdir()
+    monkeypatch.chdir("sub")
+    scored = pe_bench.evaluate(run, [16, 48])
+    assert set(scored.scores["length"]) == {16, 48}
+    assert scored.path == run.path == folder / "work" / "results" / "runs" / run.name
+    assert repr(scored) == f"Run({str(run.path)!r})" and len(run.losses) == 4
+    assert str(run).splitlines()[:6] == table.splitlines()[:6]
+    assert not [*(folder / "work" / "sub").iterdir()]
+    monkeypatch.chdir("..")
+    assert repr(scored) == repr(pe_bench.evaluate(run, 48)) == f"Run('results/runs/{run.name}')"
+
+
 def test_a_run_is_probed_as_the_command_does(made: Any, folder: Path, command: Command) -> None:
     probed = pe_bench.probe(made, 128, "rope_pi factor=8", depths=np.int64(2), windows=6)
     assert probed.path == made.path

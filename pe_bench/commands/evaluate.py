@@ -81,6 +81,17 @@ class Run(RunFolder):
         self.margin = margin
         self.lengths = tuple(lengths)
 
+    def findable(self) -> Self:
+        """Make the path absolute, so that another working folder does not lose the run; return the run."""
+        self.path = self.path.absolute()
+        return self
+
+    @property
+    def shown_path(self) -> Path:
+        """Return the folder for texts: relative if it is below the working folder."""
+        working = Path.cwd()
+        return self.path.relative_to(working) if self.path.is_relative_to(working) else self.path
+
     @property
     def name(self) -> str:
         """The encoding, the seed and a hash of everything that changes the weights."""
@@ -102,7 +113,7 @@ class Run(RunFolder):
 
     def __repr__(self) -> str:
         failed = f", failure={self.failure!r}" if self.failure else ""
-        return f"Run({str(self.path)!r}{failed})"
+        return f"Run({str(self.shown_path)!r}{failed})"
 
     def __str__(self) -> str:
         from pe_bench.report.build import probes_of_rows, run_tables
@@ -111,7 +122,7 @@ class Run(RunFolder):
 
         if any(row.protocol == PROBE for row in self.scored):  # then all rows are of probes
             return printed_text(partial(show_probes, probes_of_rows(self.scored, lambda name: self)))
-        tables = run_tables(self.scored, self.path, self.margin, self.lengths)
+        tables = run_tables(self.scored, self.shown_path, self.margin, self.lengths)
         return printed_text(partial(show, tables))
 
 
@@ -273,7 +284,7 @@ def score(run: Run | str | Path, request: Evaluation) -> Run:
     """
     if is_hf_name(run):
         return prepare(str(run), request).score()
-    named = run.path if isinstance(run, Run) else None
+    named = run.shown_path if isinstance(run, Run) else None
     path = named or find_run(str(run), request.results_dir)
     if path.parent.name == "runs":
         request = replace(request, results_dir=path.parent.parent)
