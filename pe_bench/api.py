@@ -178,7 +178,7 @@ def _score(run: "Run | str | Path", request: "Evaluation") -> "Run":
 
 
 def explain(
-    runs: "Run | str | Path | Sequence[str | Path]",
+    runs: "Run | str | Path | Sequence[Run | str | Path]",
     lengths: int | Sequence[int] | None = None,
     by: str | Sequence[str] | None = None,
     *,
@@ -218,18 +218,16 @@ def explain(
     from pe_bench.commands.evaluate import Evaluation
     from pe_bench.commands.explain.explain import explain_runs
     from pe_bench.system.signals import interruptible
-    from pe_bench.values import check_texts, listed
+    from pe_bench.values import listed
 
-    path: Any = getattr(runs, "path", runs)
-    names = listed(path)
-    check_texts("a run", *names)
+    names = _names_of_runs("a run", runs)
     request = Evaluation.read(with_=None, config_dir=None, **arguments)
     with interruptible():
-        return explain_runs([str(name) for name in names], listed(by), request)
+        return explain_runs(names, listed(by), request)
 
 
 def extend(
-    runs: "str | Path | Sequence[str | Path]",
+    runs: "Run | str | Path | Sequence[Run | str | Path]",
     to: str | int = "4x",
     with_: str | Sequence[str] | None = None,
     *,
@@ -281,7 +279,7 @@ def extend(
         read_count,
     )
 
-    check_texts("a run", *listed(runs))
+    names = _names_of_runs("a run", runs)
     check_texts("with_", *listed(with_))
     count = plain_value(tokens)
     if isinstance(count, str):
@@ -295,7 +293,6 @@ def extend(
     chosen = [] if lengths is None else list_of_numbers(lengths)
     chosen = check_type(chosen, list[AtLeast1], "lengths")
     target_count = check_type(plain_value(targets), AtLeast1 | None, "targets")
-    names = [str(run) for run in listed(runs)]
     folder = None if text is None else Path(text)
     return extend_runs(
         names,
@@ -314,7 +311,7 @@ def extend(
 
 def results(
     results_dir: str | Path = "results",
-    runs: str | Sequence[str] | None = None,
+    runs: "Run | str | Path | Sequence[Run | str | Path] | None" = None,
     *,
     where: str | Sequence[str] | None = None,
     by: str | None = None,
@@ -353,7 +350,7 @@ def results(
     from pe_bench.report.build import read_report
     from pe_bench.values import check_texts, check_type, listed
 
-    check_texts("runs", *listed(runs))
+    options["runs"] = _names_of_runs("runs", runs)
     check_texts("where", *listed(where))
     for name in ("by", "best", "baseline", "protocol", "slice", "tag"):
         if options[name] is not None:
@@ -412,7 +409,7 @@ def try_change(
 
 
 def import_runs(
-    folders: "str | Path | Sequence[str | Path]", results_dir: str | Path = "results"
+    folders: "Run | str | Path | Sequence[Run | str | Path]", results_dir: str | Path = "results"
 ) -> "Imported":
     """Copy finished runs from elsewhere into a folder of results, each whole or not at all.
 
@@ -426,12 +423,22 @@ def import_runs(
     """
     from pe_bench.errors import require
     from pe_bench.runs.importing import import_runs
+
+    names = _names_of_runs("folders", folders)
+    require(bool(names), "no folder is given: name a run, a folder of runs or a folder of results")
+    return import_runs(names, _results_folder(results_dir))
+
+
+def _names_of_runs(argument: str, runs: Any) -> list[str]:
+    """Return runs as a list of names and paths, [] for None. Raises `UserError` for values of other types.
+
+    argument: the word for the value in messages. runs: one `Run`, name or path, or a list of these.
+    """
     from pe_bench.values import check_texts, listed
 
-    names = listed(folders)
-    require(bool(names), "no folder is given: name a run, a folder of runs or a folder of results")
-    check_texts("folders", *names)
-    return import_runs(names, _results_folder(results_dir))
+    names = [getattr(run, "path", run) for run in listed(getattr(runs, "path", runs))]
+    check_texts(argument, *names)
+    return [*map(str, names)]
 
 
 def _without(arguments: dict[str, Any], *names: str) -> dict[str, Any]:

@@ -202,6 +202,23 @@ def test_results_are_the_numbers_of_the_report(made: Any, command: Command, fold
     assert pe_bench.results(folder / "results", None, where=None, baseline="rope").equals(frame)
 
 
+def test_calls_for_several_runs_take_runs_and_paths(made: Any, folder: Path) -> None:
+    other = pe_bench.train(*tiny_overrides(folder), encoding="rope", seed=1)
+    where = {"results_dir": folder / "results"}
+    for runs in (made, made.path, [made], [made.path]):
+        frame = pe_bench.results(runs=runs, **where)
+        assert set(frame[~frame["anchor"]]["seeds"]) == {1}
+    for runs in ([made, other], [made.path, other.path]):
+        frame = pe_bench.results(runs=runs, **where)
+        assert set(frame[~frame["anchor"]]["seeds"]) == {2}
+    found = pe_bench.explain([made, other], 32, targets=2)
+    assert [path.name for path in found.runs] == [made.name, other.name]
+    assert pe_bench.extend(made, "2x", "yarn", **where).runs == [made.path]
+    assert pe_bench.extend([made, other], "2x", "yarn", **where).runs == [made.path, other.path]
+    assert pe_bench.import_runs(made, folder / "elsewhere").copied == [made.name]
+    assert pe_bench.import_runs([made, other], folder / "elsewhere").copied == [other.name]
+
+
 def test_an_interrupt_saves_the_step_and_the_same_call_continues(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
