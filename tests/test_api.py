@@ -134,6 +134,11 @@ def test_a_run_is_extended_at_lengths_of_numpy(
     [
         ("evaluate", {"key_tokens_of": "nobody"}, "no finished run 'nobody'"),
         ("evaluate", {"code": "nowhere.py"}, "nowhere.py is not a file"),
+        ("evaluate", {"with_": "alibi", "force": "no"}, "force must be true or false, not 'no'"),
+        ("evaluate", {"plain": 0}, "plain must be true or false, not 0"),
+        ("evaluate", {"reference": 0}, "reference is for a Hugging Face model (hf:FOLDER): leave it out"),
+        ("evaluate", {"config_dir": "nowhere"}, "--config-dir nowhere is not a folder"),
+        ("probe", {"force": "no"}, "force must be true or false, not 'no'"),
         (
             "probe",
             {"lengths": ["far"]},

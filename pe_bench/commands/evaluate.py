@@ -17,6 +17,7 @@ from pe_bench.commands.job import (
     write_description,
     write_result,
 )
+from pe_bench.config.groups import check_search
 from pe_bench.config.parse import parse_config, to_plain, warn_unused
 from pe_bench.config.schema import MACHINE_KEYS, Config, EvalConfig
 from pe_bench.encodings.spec import EncodingSpec
@@ -160,7 +161,10 @@ class Evaluation:
         """Convert and check the arguments of a call of `api`. Raises `UserError`."""
         check_texts("results_dir", arguments["results_dir"])
         values = {name: plain_value(value) for name, value in arguments.items()}
+        for name in ("force", "plain"):
+            values[name] = check_type(values.get(name, False), bool, name)
         folders = tuple(map(Path, listed(values["config_dir"])))
+        check_search(folders)
         values["config_dir"] = folders
         values["code"] = tuple(map(Path, listed(values["code"])))
         values["results_dir"] = Path(values["results_dir"])
@@ -191,13 +195,13 @@ class Evaluation:
 
     @property
     def run_options(self) -> dict[str, Any]:
-        """Return the values of the options that no Hugging Face model takes, by name."""
-        return {"key_tokens_of": self.key_tokens_of, "code": self.code}
+        """Return the values of the options that no Hugging Face model takes, by name; None if not given."""
+        return {"key_tokens_of": self.key_tokens_of, "code": self.code or None}
 
     @property
     def hf_model_options(self) -> dict[str, Any]:
-        """Return the values of the options that only Hugging Face models have, by name."""
-        return {"overrides": self.overrides, "plain": self.plain, "reference": self.reference}
+        """Return the values of the options that only Hugging Face models have, by name; None if not given."""
+        return {"overrides": self.overrides or None, "plain": self.plain or None, "reference": self.reference}
 
     def judge(self) -> Path | None:
         """Return the folder of the run that chooses key targets; None without one.
@@ -346,7 +350,7 @@ def prepare(
         option_is_for = "a run"
         options = request.run_options
     for name, value in options.items():
-        require(not value, f"{name} is for {option_is_for}: leave it out")
+        require(value is None, f"{name} is for {option_is_for}: leave it out")
     for path in request.code:
         require(path.is_file(), f"--code {path} is not a file")
     probe = request.probe

@@ -19,6 +19,7 @@ import yaml
 
 from pe_bench.config.groups import (
     GROUPS,
+    check_search,
     config_dir,
     find_name,
     is_model_file,
@@ -301,8 +302,8 @@ def _hydra(search: Sequence[Path] = ()) -> Iterator[Any]:
     register_resolvers()
     version.setbase("1.3")
     path = create_config_search_path(str(config_dir()))
+    check_search(search)
     for folder in search:
-        require(folder.is_dir(), f"--config-dir {folder} is not a folder: name the one with encoding/")
         _refuse_names_of_shipped_files(folder)
         path.prepend("command-line", f"file://{folder.resolve()}", SearchPathQuery(provider="schema"))
     outer = GlobalHydra.instance().hydra

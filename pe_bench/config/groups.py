@@ -80,6 +80,12 @@ def config_dir() -> Path:
     return installed if installed.is_dir() else checkout
 
 
+def check_search(search: Sequence[Path]) -> None:
+    """Raise `UserError` if one of `search`, a user's folders with YAML files, is no folder."""
+    for folder in search:
+        require(folder.is_dir(), f"--config-dir {folder} is not a folder: name the one with encoding/")
+
+
 def description(group: str, name: str) -> str:
     """Return the first sentence of the comment at the head of a shipped YAML file."""
     file = config_dir() / group / f"{name}.yaml"

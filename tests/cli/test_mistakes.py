@@ -168,6 +168,8 @@ eval --where train.lrr=1 -> did you mean 'train.lr'?
 eval --where 'seed<<3' -> needs a number
 eval --where length=32 -> --where length chooses scores, and this command chooses runs: leave it out
 eval yarn -> no finished run 'yarn'
+eval --config-dir nowhere -> --config-dir nowhere is not a folder: name the one with encoding/
+eval rope --plain -> plain is for a Hugging Face model (hf:FOLDER): leave it out
 report --probe -> nothing was probed here: make probes with `pe-bench probe RUN`
 report --by '' -> --by is empty: name a key, such as --by seed or --by train.lr
 report --protocol sliding -> no score under the protocol 'sliding': these runs were scored under paired; score
