@@ -19,6 +19,7 @@ from pe_bench.values import expand_user
 
 MAX_NAMED_FILES = 10  # unreadable files in one message
 NO_TEXT_HINT = "convert them, take them out of the folder, or say data.encoding=NAME, such as latin-1"
+JSON_SUFFIXES = (".json", ".jsonl", ".ndjson", ".jsonl.gz", ".ndjson.gz")
 PARQUET_ROWS = 256  # the rows of Parquet that are in memory at once
 # Folders with tests, other people's packages, applications, copies and tables.
 STDLIB_FOLDERS_LEFT_OUT = {
@@ -138,10 +139,11 @@ def _documents_in(path: Path, name: str, config: DataConfig) -> Iterator[Documen
     """
     kind = f"{config.encoding} text"
     rows = None
-    if path.name.endswith((".json", ".jsonl", ".jsonl.gz")):
+    lower_name = path.name.lower()
+    if lower_name.endswith(JSON_SUFFIXES):
         kind = "json"
         rows = _json_rows(path)
-    elif path.suffix == ".parquet":
+    elif lower_name.endswith(".parquet"):
         kind = "parquet"
         rows = _parquet_rows(path, config.text_column)
     try:
@@ -177,7 +179,7 @@ def _parquet_rows(path: Path, text_column: str) -> Iterator[dict[str, Any]]:
 
 def _json_rows(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the rows of a file of JSON lines, or of a JSON list of rows. Raises `ValueError`."""
-    open_text = gzip.open if path.suffix == ".gz" else open
+    open_text = gzip.open if path.suffix.lower() == ".gz" else open
     with open_text(path, "rt", encoding="utf-8-sig") as file:
         is_list = file.read(1) == "["
         file.seek(0)

@@ -87,6 +87,20 @@ def test_rows_of_json_lines_and_parquet_are_documents(tmp_path):
     assert {document.text.decode() for document in documents} == {"one\ntwo", "drei é"}
 
 
+@pytest.mark.parametrize("name", ["a.ndjson", "a.JSONL", "a.Json", "a.ndjson.gz", "A.JSONL.GZ", "a.PARQUET"])
+def test_rows_are_read_whatever_the_case_of_the_suffix(tmp_path: Path, name: str) -> None:
+    lines = write_rows(tmp_path / "rows", {"text": "one"}, {"text": "two"})
+    content = lines.read_bytes()
+    lines.unlink()
+    if name == "a.PARQUET":
+        datasets.Dataset.from_list([{"text": "one"}, {"text": "two"}]).to_parquet(tmp_path / name)
+    else:
+        is_compressed = name.lower().endswith(".gz")
+        (tmp_path / name).write_bytes(gzip.compress(content) if is_compressed else content)
+    documents, _ = read_corpus(files(tmp_path))
+    assert documents == [Document(f"{name}:0", b"one"), Document(f"{name}:1", b"two")]
+
+
 def test_a_file_may_have_another_encoding_and_all_that_are_no_text_are_named(tmp_path):
     (tmp_path / "good.txt").write_text("good")
     (tmp_path / "late.txt").write_bytes(b"caf\xe9")
