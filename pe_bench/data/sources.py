@@ -18,6 +18,7 @@ from pe_bench.errors import UserError, first_line, require
 from pe_bench.values import expand_user
 
 MAX_NAMED_FILES = 10  # unreadable files in one message
+UNREADABLE_HINT = "convert them, or take them out of the folder"
 NO_TEXT_HINT = "convert them, take them out of the folder, or say data.encoding=NAME, such as latin-1"
 JSON_SUFFIXES = (".json", ".jsonl", ".ndjson", ".jsonl.gz", ".ndjson.gz")
 PARQUET_ROWS = 256  # the rows of Parquet that are in memory at once
@@ -82,7 +83,11 @@ def normalise_newlines(text: bytes, newlines: str) -> bytes:
 
 
 class UnreadableError(Exception):
-    """Raised for a file without the format of its name or of `data.encoding`; the text says why."""
+    """Raised for a file without the format of its name; the text says why."""
+
+
+class NoTextError(UnreadableError):
+    """Raised for a text file that is not of `data.encoding`."""
 
 
 def read_files(path: str, config: DataConfig, key: str) -> Iterator[Document]:
@@ -97,6 +102,7 @@ def read_files(path: str, config: DataConfig, key: str) -> Iterator[Document]:
         raise UserError(f"{key}={path} does not exist{where}: name a folder of text files, or one file")
     is_empty = True
     problems: list[str] = []
+    hint = UNREADABLE_HINT
     files = {root.name: root}
     if root.is_dir():
         files = {file.relative_to(root).as_posix(): file for file in files_in(root)}
@@ -108,10 +114,12 @@ def read_files(path: str, config: DataConfig, key: str) -> Iterator[Document]:
                     yield document
         except UnreadableError as error:  # one message names all such files
             problems.append(f"{name} ({error})")
+            if isinstance(error, NoTextError):
+                hint = NO_TEXT_HINT
     if problems:
         names = ", ".join(problems[:MAX_NAMED_FILES])
         message = f"{key}={path}: {len(problems)} of its files cannot be read: {names}"
-        raise UserError(f"{message}: {NO_TEXT_HINT}")
+        raise UserError(f"{message}: {hint}")
     if is_empty:
         raise UserError(f"{key}={path} holds no text (hidden files are ignored): put text files into it")
 
@@ -160,7 +168,8 @@ def _documents_in(path: Path, name: str, config: DataConfig) -> Iterator[Documen
         raise
     except Exception as error:  # json, gzip and pyarrow each raise their own kinds
         reason = f"byte {error.start}" if isinstance(error, UnicodeDecodeError) else first_line(error)
-        raise UnreadableError(f"not {kind}: {reason}") from error
+        error_class = NoTextError if rows is None else UnreadableError
+        raise error_class(f"not {kind}: {reason}") from error
 
 
 def _parquet_rows(path: Path, text_column: str) -> Iterator[dict[str, Any]]:
@@ -181,7 +190,10 @@ def _json_rows(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the rows of a file of JSON lines, or of a JSON list of rows. Raises `ValueError`."""
     open_text = gzip.open if path.suffix.lower() == ".gz" else open
     with open_text(path, "rt", encoding="utf-8-sig") as file:
-        is_list = file.read(1) == "["
+        first = file.read(1)
+        while first.isspace():
+            first = file.read(1)
+        is_list = first == "["
         file.seek(0)
         rows: Iterable[Any] = json.load(file) if is_list else _json_lines(file)
         for row in rows:
@@ -206,6 +218,7 @@ def row_text(values: dict[str, Any], config: DataConfig, where: str) -> bytes:
     where: the file or split of the row, for messages. Raises `UserError` if its column is missing or no text.
     """
     column = config.text_column
+    require(bool(values), f"{where} is empty and has no column '{column}': take the row out")
     way_out = f"set data.text_column to one of {', '.join(values)}"
     require(column in values, f"{where} has no column '{column}': {way_out}")
     text = values[column]

@@ -79,7 +79,7 @@ def test_rows_of_json_lines_and_parquet_are_documents(tmp_path):
     (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(lines.read_bytes()))
     datasets.Dataset.from_list(rows).to_parquet(tmp_path / "c.parquet")
     write_rows(tmp_path / "d.json", *rows)
-    (tmp_path / "e.json").write_text(json.dumps(rows, indent=1))
+    (tmp_path / "e.json").write_text("\n \n" + json.dumps(rows, indent=1))
     documents, _ = read_corpus(files(tmp_path, text_column="body"))
     tables = ("a.jsonl", "b.jsonl.gz", "c.parquet", "d.json", "e.json")
     names = [f"{name}:{row}" for name in tables for row in (0, 2)]
@@ -112,16 +112,26 @@ def test_a_file_may_have_another_encoding_and_all_that_are_no_text_are_named(tmp
     assert "byte 3)" in told and "data.encoding=NAME" in told
 
 
+def test_an_encoding_is_advised_only_for_text_files(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(json.dumps({"text": "café"}, ensure_ascii=False).encode("latin-1"))
+    told = refusal(files(tmp_path))
+    assert told.endswith("a.jsonl (not json: byte 13): convert them, or take them out of the folder")
+    (tmp_path / "b.txt").write_bytes(b"caf\xe9")
+    assert "data.encoding=NAME" in refusal(files(tmp_path))
+
+
 def test_a_source_that_cannot_be_read_is_told_in_one_line(tmp_path, capfd):
     (tmp_path / "empty").mkdir()
     write_rows(tmp_path / "a.jsonl", {"body": "x", "id": 3})
     (tmp_path / "b.jsonl").write_text('{"text": "x"}\n{"text": \n')
     (tmp_path / "c.parquet").write_text("not parquet")
+    write_rows(tmp_path / "d.jsonl", {"text": "x"}, {})
     for name, options, told in (
         ("nowhere", {}, f"data.path={tmp_path}/nowhere does not exist"),
         ("empty", {}, "holds no text"),
         ("a.jsonl", {}, "no column 'text': set data.text_column to one of body, id"),
         ("a.jsonl", {"text_column": "id"}, "holds int"),
+        ("d.jsonl", {}, "d.jsonl, row 1, is empty and has no column 'text': take the row out"),
         ("b.jsonl", {}, "b.jsonl (not json: Expecting value in line 2, column"),
         ("c.parquet", {}, "c.parquet (not parquet: "),
     ):
