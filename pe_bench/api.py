@@ -273,8 +273,8 @@ def extend(
         AtLeast1,
         check_texts,
         check_type,
-        list_of_numbers,
         listed,
+        listed_lengths,
         plain_value,
         read_count,
     )
@@ -290,7 +290,7 @@ def extend(
         train_layers = check_type(train_layers, AtLeast1, "train_layers")
     check_texts("overrides", *listed(overrides))
     is_long = check_type(long, bool, "long")
-    chosen = [] if lengths is None else list_of_numbers(lengths)
+    chosen = [] if lengths is None else listed_lengths(lengths)
     chosen = check_type(chosen, list[AtLeast1], "lengths")
     target_count = check_type(plain_value(targets), AtLeast1 | None, "targets")
     folder = None if text is None else Path(text)

@@ -227,10 +227,16 @@ def plain_value(value: Any) -> Any:
     return str(value) if isinstance(value, Path) else value
 
 
-def list_of_numbers(value: Any) -> list[Any]:
-    """Convert numbers, an array of NumPy or a single number to a list, without a check of its items."""
-    plain = plain_value(value)
-    return plain if isinstance(plain, list) else [plain]
+def listed_lengths(lengths: Any) -> list[Any]:
+    """Convert lengths, an array of NumPy or a single length to a list, without a check of its items.
+
+    Raises `UserError` for an empty list.
+    """
+    plain = plain_value(lengths)
+    listed_values = plain if isinstance(plain, list) else [plain]
+    message = "lengths is an empty list: leave it out, or give lengths such as [128, 512]"
+    require(bool(listed_values), message)
+    return listed_values
 
 
 # Paths and texts that a person names

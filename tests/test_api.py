@@ -80,6 +80,7 @@ def test_keys_may_be_named_and_grouped(folder: Path) -> None:
             {"encoding": "rope", "train": {}},
             "train is an empty dictionary, which sets nothing: leave it out",
         ),
+        ([], {"encoding": "rope", "eval": {"lengths": []}}, "eval.lengths is an empty list: leave it out"),
         ([], {"encoding": "rope", "config_dir": "nowhere"}, "config-dir nowhere is not a folder"),
     ],
 )
@@ -138,6 +139,10 @@ def test_a_run_is_extended_at_lengths_of_numpy(
         ("evaluate", {"plain": 0}, "plain must be true or false, not 0"),
         ("evaluate", {"reference": 0}, "reference is for a Hugging Face model (hf:FOLDER): leave it out"),
         ("evaluate", {"config_dir": "nowhere"}, "--config-dir nowhere is not a folder"),
+        ("evaluate", {"lengths": []}, "lengths is an empty list: leave it out, or give lengths such as"),
+        ("probe", {"lengths": np.array([])}, "lengths is an empty list: leave it out"),
+        ("explain", {"lengths": ()}, "lengths is an empty list: leave it out"),
+        ("extend", {"lengths": []}, "lengths is an empty list: leave it out"),
         ("probe", {"force": "no"}, "force must be true or false, not 'no'"),
         (
             "probe",
@@ -157,7 +162,7 @@ def test_what_cannot_work_is_a_user_error_before_anything_is_scored(
     before = {path: path.read_bytes() for path in (folder / "results").rglob("eval.csv")}
     usual: dict[str, Any] = {}
     if call != "results":
-        usual["runs" if call == "explain" else "run"] = "rope"
+        usual["runs" if call in ("explain", "extend") else "run"] = "rope"
         usual["lengths"] = 128 if call == "probe" else None
     with pytest.raises(UserError, match=re.escape(message)):
         getattr(pe_bench, call)(**{"results_dir": folder / "results", **usual, **options})

@@ -53,8 +53,8 @@ from pe_bench.values import (
     check_folder,
     check_texts,
     check_type,
-    list_of_numbers,
     listed,
+    listed_lengths,
     plain_value,
     without_none,
 )
@@ -171,7 +171,7 @@ class Evaluation:
         values["with_"] = tuple(read_with(listed(values["with_"]), folders))
         values["overrides"] = tuple(listed(values.get("overrides")))
         if values["lengths"] is not None:
-            values["lengths"] = list_of_numbers(values["lengths"])
+            values["lengths"] = listed_lengths(values["lengths"])
         judge = values.get("key_tokens_of")
         if judge is not None:
             values["key_tokens_of"] = judge.path if isinstance(judge, Run) else str(judge)

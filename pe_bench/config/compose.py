@@ -62,7 +62,7 @@ def compose(overrides: Sequence[str], search: Sequence[Path] = ()) -> dict[str, 
 def _compose_completed(overrides: Sequence[str], search: Sequence[Path]) -> dict[str, Any]:
     """Compose the configuration of overrides that `complete_overrides` has completed, as plain values."""
     with explain_hydra_errors(overrides, search), _hydra(search):
-        return _plain_values(_merge(overrides, search), search)
+        return _values_of_job(_merge(overrides, search), search)
 
 
 def complete_overrides(overrides: Sequence[str], search: Sequence[Path] = ()) -> list[str]:
@@ -96,7 +96,7 @@ def compose_over(
         for key, value in values.items():
             if key not in named:
                 OmegaConf.update(composed, key, escape_interpolations(value), merge=False, force_add=True)
-        return _plain_values(composed, search)
+        return _values_of_job(composed, search)
 
 
 def _merge(overrides: Sequence[str], search: Sequence[Path]) -> Any:
@@ -245,7 +245,7 @@ def parse_composed(composed: Any) -> Config:
     folders = [Path(source.path) for source in sources if source.schema == "file"]
     search = [folder for folder in folders if folder != config_dir()]
     given = keys_given_by(HydraConfig.get().overrides.task)
-    return parse_config(_plain_values(composed, search), search, given)
+    return parse_config(_values_of_job(composed, search), search, given)
 
 
 def multirun(
@@ -402,6 +402,19 @@ RESOLVERS: dict[str, Callable[..., Any]] = {
 
 
 # Conversion of Hydra's configuration to plain values
+
+
+def _values_of_job(composed: Any, search: Sequence[Path]) -> dict[str, Any]:
+    """Return the composed configuration of a new job as plain values. Raises `UserError`.
+
+    Stored runs may have an empty list of lengths, which once stood for the default lengths.
+    """
+    values = _plain_values(composed, search)
+    section = values.get("eval")
+    lengths = section.get("lengths") if isinstance(section, dict) else None
+    way_out = "leave it out, or give lengths such as eval.lengths=[128,512]"
+    require(lengths != [], f"eval.lengths is an empty list: {way_out}")
+    return values
 
 
 def _plain_values(composed: Any, search: Sequence[Path] = ()) -> dict[str, Any]:

@@ -75,6 +75,8 @@ train train.processes=3 -> train.processes=3 times train.micro_batches=1 does no
 train train.sharding=fsdp -> train.sharding=fsdp has no effect in one process
 train -m seed=0,1 hydra.launcher.nodes=2 -> hydra.launcher.nodes=2: a job uses one node: leave it out
 train eval.lengths=256 -> eval.lengths must be a list, each item a whole number of at least 1
+train eval.lengths=[] -> eval.lengths is an empty list: leave it out, or give lengths such as
+train -m seed=0,1 eval.lengths=[] -> eval.lengths is an empty list: leave it out, or give lengths such as
 train eval.lengths=[1] -> length 1 is too short for eval.protocol=paired: choose 2 tokens or more
 eval -> no finished run
 eval --lenghts 512 -> No such option: --lenghts (Possible options: --lengths, --max-length)
