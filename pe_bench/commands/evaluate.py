@@ -425,8 +425,9 @@ def _config_of_hf_model(name: str, request: Evaluation) -> Config:
 
 
 def load_finished(run: Path, config: Config, planner: Planner = make_plans) -> LoadedModel:
-    """Load a finished run to score at the lengths of its `config`."""
+    """Load a finished run to score at the lengths of its `config`. Raises `UserError`, `RunError`."""
     result = runs.read_result(run) or {}
+    _require_text(config)
     job, plans = load(config, planner, run)
     if config.hf_model is not None:
         return LoadedModel(replace(job, folder=run), plans)
@@ -452,6 +453,15 @@ def load_finished(run: Path, config: Config, planner: Planner = make_plans) -> L
         dtype=DTYPES.get(dtype, job.dtype),
     )
     return LoadedModel(job, plans, trained)
+
+
+def _require_text(config: Config) -> None:
+    """Raise `UserError`, with a way out, for a finished run whose files of text are gone."""
+    path = config.data.path
+    if config.task is not None or config.data.source != "files" or path is None:
+        return
+    way_out = "eval, probe and explain take its new place as --data-path DIR (data_path= in Python)"
+    require(Path(path).exists(), f"data.path={path} does not exist: if the text moved, {way_out}")
 
 
 def score_finished(

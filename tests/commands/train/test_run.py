@@ -46,7 +46,8 @@ def test_a_run_is_scored_from_any_folder_and_with_data_that_moved_or_differ(
     assert command(*score).code == 0
     (folder / "corpus").rename(folder / "moved")
     outcome = command(*score)
-    assert outcome.code == 2 and "does not exist" in outcome.line
+    assert outcome.code == 2 and f"data.path={folder / 'corpus'} does not exist: if the" in outcome.line
+    assert "--data-path DIR (data_path= in Python)" in outcome.line
     (folder / "moved" / "new.txt").write_text("something else " * 90)
     outcome = command(*score, "--data-path", str(folder / "moved"))
     assert outcome.code == 0 and "is not what" in outcome.err
