@@ -125,16 +125,29 @@ def read_files(path: str, config: DataConfig, key: str) -> Iterator[Document]:
 
 
 def files_in(folder: Path) -> list[Path]:
-    """Return the files below a folder in the order of their names, without hidden files and folders."""
+    """Return the files below a folder in the order of their names, without hidden files and folders.
+
+    Symbolic links to folders are followed. Each folder is read once, so links may lead back to it.
+    """
 
     def raise_error(error: OSError) -> None:
         raise error
 
     paths: list[Path] = []
-    for parent, folders, names in os.walk(folder, onerror=raise_error):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        shown = [name for name in names if not name.startswith(".")]
-        paths += [Path(parent, name) for name in shown]
+    read: set[str] = set()  # real paths of folders
+    starts = [folder]  # links follow, which os.walk does not enter
+    for start in starts:
+        for parent, folders, names in os.walk(start, onerror=raise_error):
+            folders[:] = sorted(name for name in folders if not name.startswith("."))
+            real = os.path.realpath(parent)
+            if real in read:
+                folders.clear()
+                continue
+            read.add(real)
+            inner = [Path(parent, name) for name in folders]
+            starts += filter(Path.is_symlink, inner)
+            shown = [name for name in names if not name.startswith(".")]
+            paths += [Path(parent, name) for name in shown]
     files = filter(Path.is_file, paths)
     return sorted(files, key=lambda path: path.relative_to(folder).as_posix())
 

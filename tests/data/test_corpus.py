@@ -61,6 +61,25 @@ def test_a_folder_is_read_in_the_order_of_names_without_hidden_and_empty_files(t
     assert sides == (expected[:1], expected[2:])
 
 
+def test_a_linked_folder_is_read_once_and_links_may_form_a_loop(tmp_path: Path) -> None:
+    for folder in ("texts/sub", "other/deep", "third"):
+        (tmp_path / folder).mkdir(parents=True)
+    for name in ("texts/z.txt", "texts/sub/a.txt", "other/b.txt", "other/deep/c.txt", "third/d.txt"):
+        (tmp_path / name).write_text(name)
+    texts = tmp_path / "texts"
+    (texts / "linked").symlink_to(tmp_path / "other")
+    (texts / "again").symlink_to(texts / "sub")
+    (texts / "sub" / "up").symlink_to(texts)
+    (tmp_path / "other" / "back").symlink_to(texts)
+    (tmp_path / "other" / "more").symlink_to(tmp_path / "third")
+    (texts / ".hidden").symlink_to(tmp_path / "third")
+    documents, _ = read_corpus(files(texts))
+    names = ["linked/b.txt", "linked/deep/c.txt", "linked/more/d.txt", "sub/a.txt", "z.txt"]
+    assert [document.name for document in documents] == names
+    through_link, _ = read_corpus(files(texts / "linked"))
+    assert [document.name for document in through_link][:2] == ["b.txt", "back/sub/a.txt"]
+
+
 def test_every_reader_gives_line_feeds_and_no_mark_unless_newlines_are_kept(tmp_path):
     text, read = "\ufeffone\r\ntwo\rthree\n\r\n\ufeff", "one\ntwo\nthree\n\n\ufeff"
     (tmp_path / "a.txt").write_bytes(text.encode())
