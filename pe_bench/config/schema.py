@@ -318,6 +318,7 @@ class Config:
         check_margin(self.report.margin, "report.margin")
         if self.hf_model is None:
             self.train.check()
+            self._require_training_text()
         protocol = self.eval.protocol
         task = (self.task or {}).get("name", "null")
         are_for_task = {self.task is not None, self.data.source == "task", protocol == "task"}
@@ -331,6 +332,12 @@ class Config:
         _check_name(self.encoding.get("name"), "encoding.name")
         is_name = self.tag is None or NAME.fullmatch(self.tag)
         require(bool(is_name), f"tag={self.tag}: a tag may contain only letters, digits and . + - _")
+
+    def _require_training_text(self) -> None:
+        """Raise `UserError` if all documents are for validation; a dataset of the Hub may have its own."""
+        is_cut = self.data.source in ("stdlib", "files") and self.data.validation_path is None
+        message = "data.validation_fraction=1 leaves no text to train on: give less than 1"
+        require(not is_cut or self.data.validation_fraction < 1, message)
 
 
 FIELDS_NOT_IN_FILES = ("search", "given")  # fields of `Config` that a configuration's file does not have

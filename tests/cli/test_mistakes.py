@@ -56,6 +56,7 @@ train model.n_kv_heads=3 -> n_heads=4 is not divisible by model.n_kv_heads=3
 train data=pg19 data.source=files data.path=/nowhere -> data.path=/nowhere does not exist
 train data.path=x -> data.path=x is not read with data=stdlib: say data=files
 train data=files -> say data.path=DIR
+train data.validation_fraction=1 -> data.validation_fraction=1 leaves no text to train on: give less than 1
 train data.encoding=latin-x -> data.encoding=latin-x is no encoding of text: utf-8 is one
 train tokenizer=hub -> tokenizer=hub needs a name: say tokenizer.name=gpt2
 train tag=a/b -> tag=a/b: a tag may contain only letters, digits and . + - _
