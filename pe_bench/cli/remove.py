@@ -8,6 +8,7 @@ import typer
 
 from pe_bench.cli.options import command
 from pe_bench.errors import RunError, require
+from pe_bench.system.cost import count
 from pe_bench.system.terminal import say
 
 
@@ -37,7 +38,8 @@ def remove(runs: Sequence[str], *, yes: bool = False, results_dir: Path = Path("
     for run in removed:
         say(f"  {run.name}")
     if not yes:
-        require(sys.stdin.isatty(), f"say --yes to delete {len(removed)} runs without being asked")
-        typer.confirm(f"delete {len(removed)} runs?", abort=True, err=True)
+        amount = count(len(removed), "run")
+        require(sys.stdin.isatty(), f"say --yes to delete {amount} without being asked")
+        typer.confirm(f"delete {amount}?", abort=True, err=True)
     remove_runs(removed, results_dir)
     say(f"{len(removed)} deleted")

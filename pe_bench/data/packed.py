@@ -15,6 +15,7 @@ from pe_bench.data.sources import Document, read_files, read_stdlib, within_budg
 from pe_bench.data.split import describe_split, split_corpus
 from pe_bench.data.tasks import Task, build_task
 from pe_bench.data.tokenizer import Tokenizer
+from pe_bench.system.cost import count
 from pe_bench.system.files import cache_key, cache_root, cached_folder
 from pe_bench.system.terminal import say
 
@@ -250,7 +251,7 @@ def summary(data: Data, length: int) -> str:
         documents = len(side.lengths)
         if documents:
             tokens = _short_count(len(side.tokens))
-            amounts.append(f"{documents:,} documents of {tokens} tokens {purpose}")
+            amounts.append(f"{count(documents, 'document')} of {tokens} tokens {purpose}")
     return f"{data.name}: {', '.join(amounts)}"
 
 

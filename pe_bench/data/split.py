@@ -11,6 +11,7 @@ import numpy as np
 
 from pe_bench.data.sources import Document, character_boundary
 from pe_bench.errors import require
+from pe_bench.system.cost import count
 
 MIN_WHOLE_DOCUMENTS = 5  # if there are fewer documents, each is cut in two
 MIN_PIECE_BYTES = 16_384  # bytes of a piece of a document, so that long windows fit
@@ -65,11 +66,14 @@ def describe_split(
     if not is_cut or not train:
         return ""
     way_out = "data.validation_path=FILE names other text to validate on"
+    amount = count(len(documents), "document")
     if any(document.name.endswith("%:]") for document in validation):
-        return f"{len(documents)} documents, each cut in two: the end of each is validated; {way_out}"
+        if len(documents) == 1:
+            return f"{amount}, cut in two: its end is validated; {way_out}"
+        return f"{amount}, each cut in two: the end of each is validated; {way_out}"
     pieces = len(train) + len(validation)
-    amounts = f"{len(documents)} documents, cut into {pieces} pieces"
-    return f"{amounts}, of which {len(validation)} are validated; {way_out}"
+    verb = "is" if len(validation) == 1 else "are"
+    return f"{amount}, cut into {pieces} pieces, of which {len(validation)} {verb} validated; {way_out}"
 
 
 def _in_pieces(documents: list[Document], wanted: int) -> list[Document]:
@@ -84,11 +88,11 @@ def _in_pieces(documents: list[Document], wanted: int) -> list[Document]:
         if len(text) < 2 * MIN_PIECE_BYTES:
             pieces.append(document)
             continue
-        count = math.ceil(len(text) / size)
-        even_ends = [round(len(text) * number / count) for number in range(count + 1)]
+        parts = math.ceil(len(text) / size)
+        even_ends = [round(len(text) * number / parts) for number in range(parts + 1)]
         ends = [character_boundary(text, end) for end in even_ends]
         for number, (begin, end) in enumerate(pairwise(ends), start=1):
-            name = document.name if count == 1 else f"{document.name}[{number}/{count}]"
+            name = document.name if parts == 1 else f"{document.name}[{number}/{parts}]"
             pieces.append(Document(name, text[begin:end]))
     return _without_copies([piece for piece in pieces if piece.text])
 

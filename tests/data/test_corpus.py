@@ -17,7 +17,7 @@ from pe_bench.config.groups import config_dir
 from pe_bench.config.parse import parse_config
 from pe_bench.config.schema import Config, DataConfig
 from pe_bench.data import split
-from pe_bench.data.packed import load_data, read_corpus
+from pe_bench.data.packed import load_data, read_corpus, summary
 from pe_bench.data.sources import Document, within_budget
 from pe_bench.data.split import describe_split, split_corpus, without_overlap
 from pe_bench.errors import UserError
@@ -291,6 +291,18 @@ def test_nothing_is_said_of_cuts_where_the_validation_text_is_named(
     assert capsys.readouterr().err == ""
     load_data(Config({}, data=cut, cache_dir=str(tmp_path / "cache")))
     assert "3 documents, each cut in two" in capsys.readouterr().err
+
+
+def test_a_single_document_is_counted_in_the_singular(tmp_path: Path) -> None:
+    one = corpus(1)
+    assert describe_split(one, *split_corpus(one, None, 0.2)).startswith("1 document, cut in two: its end is")
+    novel = [Document("novel", noise(100_000, 1))]
+    said = describe_split(novel, *split_corpus(novel, None, 0.2, least=1))
+    assert said.startswith("1 document, cut into 5 pieces, of which 1 is validated")
+    (tmp_path / "a.txt").write_bytes(noise(5_000, 1))
+    data = load_data(Config({}, data=files(tmp_path), cache_dir=str(tmp_path / "cache")))
+    amounts = "1 document of 4,000 tokens for training, 1 document of 1,000 tokens for validation"
+    assert summary(data, 16) == f"files: {amounts}"
 
 
 def test_a_run_of_before_keeps_its_split(tmp_path: Path) -> None:

@@ -31,7 +31,8 @@ def test_runs_are_deleted_with_their_rows_and_only_when_that_is_confirmed(
     (results / "runs" / "fox-s0-0123abcd").mkdir()
     refused = command("rm", "rope")
     assert (refused.code, names_in(results)) == (2, ["alibi", "fox", "nope", "rope"])
-    assert "say --yes" in refused.err
+    assert "say --yes to delete 1 run without" in refused.err
+    assert "say --yes to delete 2 runs without" in command("rm", "rope", "fox").err
     done = command("rm", "rope", "fox", "--yes")
     assert (done.code, names_in(results)) == (0, ["alibi", "nope"]) and "2 deleted" in done.err
     assert {row.encoding for row in read_rows(results / "results.csv")} == {"alibi", "nope"}
