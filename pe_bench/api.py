@@ -368,7 +368,7 @@ def try_change(
     minutes: float = 5.0,
     lengths: str | Sequence[int] | None = None,
     confirm: bool = False,
-    config_dir: str | Path | None = None,
+    config_dir: str | Path | Sequence[str | Path] | None = None,
     results_dir: str | Path = "results",
 ) -> "Outcome":
     """Try a change against a baseline: whether it is better, how sure that is, and what it costs.

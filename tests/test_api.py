@@ -280,6 +280,7 @@ WRONG_TYPES = [
         r"train(data={'source': 'files', 'path': 'caf\udce9'})",
         r"train('data=files', 'data.path=\"\udce9\"')",
     ),
+    *("try_change('alibi', config_dir=['nowhere'])", "try_change('alibi', config_dir=5)"),
     *("try_change('alibi', results_dir=None)", "import_runs('x', results_dir=5)", "import_runs([])"),
 ]
 

@@ -238,7 +238,7 @@ def try_change(
     require(0 < minutes < math.inf, f"--minutes must be above 0, not {minutes:g}")
     kind: TryKind = "confirm" if confirm else "try"
     results = Path(results_dir)
-    search = [] if config_dir is None else [Path(config_dir)]
+    search = [*map(Path, listed(config_dir))]
     words = map(str, listed(lengths) or DEFAULT_LENGTHS)
     numbers = parse_lengths(",".join(words))
     chosen_values: dict[str, Any] = {
