@@ -60,7 +60,7 @@ def train(*overrides: str, config_dir: str | Path | Sequence[str | Path] | None 
 
 def evaluate(
     run: "Run | str | Path",
-    lengths: int | Sequence[int] | None = None,
+    lengths: int | str | Sequence[int] | None = None,
     with_: str | Sequence[str] | None = None,
     *,
     protocol: str | None = None,
@@ -128,7 +128,7 @@ def evaluate(
 
 def probe(
     run: "Run | str | Path",
-    lengths: int | Sequence[int] | None = None,
+    lengths: int | str | Sequence[int] | None = None,
     with_: str | Sequence[str] | None = None,
     *,
     depths: int | None = None,
@@ -179,7 +179,7 @@ def _score(run: "Run | str | Path", request: "Evaluation") -> "Run":
 
 def explain(
     runs: "Run | str | Path | Sequence[Run | str | Path]",
-    lengths: int | Sequence[int] | None = None,
+    lengths: int | str | Sequence[int] | None = None,
     by: str | Sequence[str] | None = None,
     *,
     targets: int | None = None,
@@ -221,9 +221,12 @@ def explain(
     from pe_bench.values import listed
 
     names = _names_of_runs("a run", runs)
+    parts: list[str] = []
+    for text in listed(by):
+        parts += str(text).split(",")
     request = Evaluation.read(with_=None, config_dir=None, **arguments)
     with interruptible():
-        return explain_runs(names, listed(by), request)
+        return explain_runs(names, parts, request)
 
 
 def extend(
@@ -235,7 +238,7 @@ def extend(
     text: str | Path | None = None,
     train_layers: int | None = None,
     long: bool = False,
-    lengths: int | Sequence[int] | None = None,
+    lengths: int | str | Sequence[int] | None = None,
     targets: int | None = None,
     results_dir: str | Path = "results",
     overrides: str | Sequence[str] | None = None,

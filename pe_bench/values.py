@@ -230,9 +230,12 @@ def plain_value(value: Any) -> Any:
 def listed_lengths(lengths: Any) -> list[Any]:
     """Convert lengths, an array of NumPy or a single length to a list, without a check of its items.
 
-    Raises `UserError` for an empty list.
+    Text such as `512,2048` is read as on the command line. Raises `UserError` for an empty list and for text
+    without lengths.
     """
     plain = plain_value(lengths)
+    if isinstance(plain, str):
+        return parse_lengths(plain)
     listed_values = plain if isinstance(plain, list) else [plain]
     message = "lengths is an empty list: leave it out, or give lengths such as [128, 512]"
     require(bool(listed_values), message)

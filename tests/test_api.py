@@ -110,6 +110,7 @@ def test_a_run_is_scored_at_other_lengths_and_under_other_encodings(made: Any, f
     assert set(scored.scores["length"]) == {16, 48} and "48" in str(scored)
     gathered = pandas.read_csv(folder / "results" / "results.csv")
     assert 48 in set(gathered["length"]), "the results of the run's own folder"
+    assert set(pe_bench.evaluate(made, "16,48").scores["length"]) == {16, 48}
     one = pe_bench.evaluate(made, lengths=np.int64(24), with_=None, code=None, targets=np.int64(6))
     assert 24 in set(one.scores["length"])
 
@@ -120,10 +121,11 @@ def test_a_run_is_scored_at_other_lengths_and_under_other_encodings(made: Any, f
         (np.array([24, 40]), {8, 16, 24, 32, 40}),
         (np.array([24]), {8, 16, 24, 32}),
         (np.int64(24), {8, 16, 24, 32}),
+        ("24, 28", {8, 16, 24, 28, 32}),
         (range(24, 32, 4), {8, 16, 24, 28, 32}),
     ],
 )
-def test_a_run_is_extended_at_lengths_of_numpy(
+def test_a_run_is_extended_at_lengths_of_numpy_and_of_text(
     made: Any, folder: Path, lengths: Any, scored: set[int]
 ) -> None:
     family = pe_bench.extend("rope", "2x", "yarn", lengths=lengths, results_dir=folder / "results")
@@ -140,7 +142,9 @@ def test_a_run_is_extended_at_lengths_of_numpy(
         ("evaluate", {"reference": 0}, "reference is for a Hugging Face model (hf:FOLDER): leave it out"),
         ("evaluate", {"config_dir": "nowhere"}, "--config-dir nowhere is not a folder"),
         ("evaluate", {"lengths": []}, "lengths is an empty list: leave it out, or give lengths such as"),
+        ("evaluate", {"lengths": "far"}, "takes positive whole numbers such as 512,2048, not 'far'"),
         ("probe", {"lengths": np.array([])}, "lengths is an empty list: leave it out"),
+        ("explain", {"by": "head,lawyer"}, "--by must be one of head, layer, not 'lawyer'"),
         ("explain", {"lengths": ()}, "lengths is an empty list: leave it out"),
         ("extend", {"lengths": []}, "lengths is an empty list: leave it out"),
         ("probe", {"force": "no"}, "force must be true or false, not 'no'"),
@@ -210,6 +214,13 @@ def test_results_are_the_numbers_of_the_report(made: Any, command: Command, fold
     only = pe_bench.results(folder / "results", "alibi", where="length=32")
     assert set(only[~only["anchor"]]["encoding"]) == {"alibi"} and set(only["length"]) == {32}
     assert pe_bench.results(folder / "results", None, where=None, baseline="rope").equals(frame)
+
+
+def test_explain_reads_names_and_lengths_from_a_text(made: Any) -> None:
+    from_text = pe_bench.explain(made, "32,48", "head,layer", targets=2)
+    assert from_text.lengths == (32, 48) and from_text.measures
+    from_lists = pe_bench.explain(made, [32, 48], ["head", "layer"], targets=2)
+    assert from_text.measures == from_lists.measures and from_text.effects == from_lists.effects
 
 
 def test_calls_for_several_runs_take_runs_and_paths(made: Any, folder: Path) -> None:
