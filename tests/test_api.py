@@ -48,6 +48,8 @@ def test_training_is_the_commands_and_the_run_knows_its_folder_and_its_scores(
     assert made.validation_loss > 0 and made.failure == "" and repr(made) == f"Run({str(made.path)!r})"
     scores = made.scores
     assert list(scores.columns) == list(COLUMNS) and list(scores["length"]) == [16, 32]
+    numbers = ("accuracy", "exact", "chance", "depth", "nll", "peak_memory_mb")
+    assert all(scores[name].dtype == float for name in numbers) and scores["accuracy"].isna().all()
     assert (scores["bits_per_byte"] > 0).all() and scores["stride"].isna().all()
     written = pandas.read_csv(folder / "results" / "results.csv")
     everything = written[written["slice"] == "all"]

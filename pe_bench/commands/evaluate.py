@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, get_type_hints
 
 import torch
 
@@ -62,6 +62,8 @@ from pe_bench.values import (
 if TYPE_CHECKING:
     import pandas
 
+# Columns of rows with numbers, of which some may be None in all rows.
+FLOAT_COLUMNS = [name for name, kind in get_type_hints(Row).items() if kind in (float, float | None)]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -105,7 +107,8 @@ class Run(RunFolder):
 
         rows = [vars(row) for row in self.scored]
         frame = pandas.DataFrame(rows, columns=list(COLUMNS))
-        return frame.astype(dict.fromkeys(NULLABLE_INTEGER_COLUMNS, "Int64"))
+        kinds = dict.fromkeys(NULLABLE_INTEGER_COLUMNS, "Int64") | dict.fromkeys(FLOAT_COLUMNS, "float64")
+        return frame.astype(kinds)
 
     @property
     def failure(self) -> str:
