@@ -238,7 +238,7 @@ def build_report(
     if not groups and probes:  # a Hugging Face model that was only probed
         return Report([], 0, runs.folder_of, tuple(problems), probes)
     tables = _make_tables(shown, rows, runs, selection)
-    problems += runs.contradictions
+    problems += runs.contradictions.values()
     others = len(groups) - len(shown)
     _require_shown(tables, selection, others)
     last = tables.pop()
@@ -429,7 +429,8 @@ def _make_tables(groups: Groups, rows: Sequence[Row], runs: ScoredRuns, selectio
     """
     parts = {key: (group, group) for key, group in groups.items()}
     if selection.slice != ALL:
-        parts = groups_of_slice(groups, selection.slice, runs)
+        of_slice = groups_of_slice(groups, selection.slice, runs)
+        parts = {key: part for key, part in of_slice.items() if _shown_rows(part[0], selection)}
     tables = {}
     for key, (sliced, unsliced) in parts.items():
         tables[key] = _make_table(key, sliced, unsliced, rows, runs, selection)
@@ -446,7 +447,7 @@ def _make_tables(groups: Groups, rows: Sequence[Row], runs: ScoredRuns, selectio
             key_of_all = replace(key, slice=ALL)
             tables[key_of_all] = _with_recall(tables[key_of_all], recall)
     if len(tables) > 1:
-        swept = differing_keys(groups.values(), runs)
+        swept = differing_keys((_shown_rows(group, selection) for group in groups.values()), runs)
         for number, (key, table) in enumerate(tables.items()):
             names = set().union(*(line.runs for line in table.lines))
             table_rows = [row for row in one_per_run(rows) if row.run in names]
@@ -456,6 +457,11 @@ def _make_tables(groups: Groups, rows: Sequence[Row], runs: ScoredRuns, selectio
             folder = results_option(runs.folder_of(rows[0].run).path.parent.parent)
             tables[key] = replace(table, why=explain_separation(number, [*tables], values, folder))
     return one_line_texts([*tables.values()])
+
+
+def _shown_rows(rows: Sequence[Row], selection: Selection) -> list[Row]:
+    """Return the rows without those of runs that are only references."""
+    return [row for row in rows if row.run not in selection.references]
 
 
 def _with_recall(table: Table, recall: Table) -> Table:
@@ -486,8 +492,8 @@ def _make_table(
     """
     ranks = rank_sets(row for row in sliced if row.control == "none")
     table_rows = TableRows(sliced, unsliced, ranks, runs, selection.margin or MARGIN, key.train_length)
-    sliced = [row for row in sliced if row.run not in selection.references]
-    unsliced = [row for row in unsliced if row.run not in selection.references]
+    sliced = _shown_rows(sliced, selection)
+    unsliced = _shown_rows(unsliced, selection)
     is_of_all = key.slice == ALL
     names = {row.run for row in sliced}
     positions = [row for row in rows if row.protocol == POSITIONS]
@@ -496,7 +502,7 @@ def _make_table(
         shown = [*sliced, *(row for row in positions if row.run in names)]
     by = labels_by(shown, runs, selection.by)
     lines = with_short_labels(make_lines(shown, table_rows, by))
-    lines += anchor_lines(table_rows, key.slice)
+    lines += anchor_lines(replace(table_rows, rows=sliced), key.slice)
     baseline = _baseline_label(lines, selection.baseline, runs) if selection.baseline else ""
     if baseline:
         lines = with_baseline(lines, baseline, table_rows)

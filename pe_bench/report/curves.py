@@ -123,7 +123,7 @@ class Chart:
         if any(len({point.scored_on for point in curve.points}) > 1 for curve in self.curves):
             notes.append("Gap: the targets are others from there on.")
         if any(len({point.seeds for point in curve.points}) > 1 for curve in self.curves):
-            notes.append("Gap: the mean is of more or fewer seeds from there on.")
+            notes.append("Gap: from there on, the mean is over more or fewer seeds.")
         if any(point.low < point.high and isfinite(point.low) for point in self.points):
             notes.append(f"Bands: {self._band_text()}.")
         if any(point.uses_context for point in self.points):

@@ -192,6 +192,7 @@ def _make_line(
         unlearned=not_learned,
         is_anchor=is_anchor,
         longest=0 if stage is None else stage.longest,
+        lacks_first_stage=stage is not None and references == themselves,
     )
 
 
@@ -406,7 +407,8 @@ def _difference_from_baseline(line: Line, base: Line, length: int, runs: ScoredR
         return Number(missing=f"{base.label} has no score at this length")
     if {row.target_hash for row in rows}.isdisjoint(row.target_hash for row in base_rows):
         return Number(missing=f"{base.label} was scored on other targets")
-    return mean_difference(pairs_of(rows, base_rows, BY_SEED), runs, f"no seed in common with {base.label}")
+    missing = f"no seed in common with {base.label}"
+    return mean_difference(pairs_of(rows, base_rows, BY_SEED), runs, missing, from_baseline=True)
 
 
 # The order of lines: by their level at a length, or by another of their numbers

@@ -19,6 +19,7 @@ from pe_bench.report.verdicts import NEAR_CHANCE, SOLVED, has_few_targets
 from pe_bench.runs.find import COPYING, TRIGRAM, ScoredRuns
 from pe_bench.runs.rows import ALL, TASK, Row, level_of, one_per_run
 from pe_bench.runs.scores import KEY, MIN_DOCUMENTS, NOVEL, RECALL
+from pe_bench.system.cost import count
 
 CONTEXT_UNJUDGED = "cannot judge context use"
 SHORTER_UNJUDGED = "less context than in training costs by nature, and is not judged"
@@ -143,16 +144,22 @@ def _numbers_text(table: Table) -> str:
     if not cells.has_trained_level(table):
         at_training = f"{train_length:,}, the training length"
         if any(record.change is not None for record in table.records):
-            return f"levels; changes are from the level at {at_training}, which is not shown"
+            of_which = " of the unchanged model" if _compares_stages(table) else ""
+            return f"levels; changes are from the level{of_which} at {at_training}, which is not shown"
         return f"levels: without a score at {at_training}, there are no changes"
     if not cells.lengths_of_short_table(table):
         return ""
     level = f"change from {train_length:,}"
-    if any(line.longest for line in table.lines):
+    if _compares_stages(table):
         level += " of the unchanged model"
     elif any(line.scored_with != line.encoding for line in table.lines):
         level += " with the trained encoding"
     return f"{level} on the same text"
+
+
+def _compares_stages(table: Table) -> bool:
+    """Return whether changes of later stages are from the level of their first stage."""
+    return any(line.longest and not line.lacks_first_stage for line in table.lines)
 
 
 def _marks_text(table: Table) -> str:
@@ -254,6 +261,9 @@ def _caveats(table: Table, rows: Sequence[Row], runs: ScoredRuns) -> Iterator[st
     yield from _fewer_seeds_notes(table.lines)
     yield from _missing_number_notes(table.lines)
     yield from _not_scored_notes(table)
+    lacking = [line.label for line in table.lines if line.lacks_first_stage]
+    if lacking:
+        yield f"no score of the unchanged model ({few_names(lacking)}): changes are from the line's own level"
     yield PROTOCOL_NOTES.get(table.key.protocol, "")
     if table.measure is NATS:
         yield LOSSY_TOKENIZER_NOTE
@@ -361,7 +371,7 @@ def _hf_model_note(row: Row, config: Mapping[str, Any]) -> str:
     elif begin is not None:
         about += f"; each window begins with token {begin}, as its tokenizer has it"
     if has_few_targets(row):
-        counted = f"{row.targets:,} targets of {row.documents} documents"
+        counted = f"{count(row.targets, 'target')} of {count(row.documents, 'document')}"
         about += f"; {counted} are too few to say whether it has learned anything"
     return about
 
@@ -395,11 +405,11 @@ def _fewer_seeds_notes(lines: Sequence[Line]) -> Iterator[str]:
         for length, record in sorted(line.records.items()):
             if 0 < len(record.levels) < line.seeds:
                 lengths_of_counts.setdefault(len(record.levels), []).append(length)
-        for count, found in lengths_of_counts.items():
-            labels_of_lengths.setdefault((count, line.seeds, tuple(found)), []).append(line.label)
-    for (count, seeds, found), labels in labels_of_lengths.items():
+        for scored, found in lengths_of_counts.items():
+            labels_of_lengths.setdefault((scored, line.seeds, tuple(found)), []).append(line.label)
+    for (scored, seeds, found), labels in labels_of_lengths.items():
         lengths = list_lengths(found)
-        yield f"at {lengths}, {count} of {seeds} seeds only: {few_names(labels)}"
+        yield f"at {lengths}, {scored} of {seeds} seeds only: {few_names(labels)}"
 
 
 def _not_scored_notes(table: Table) -> Iterator[str]:

@@ -219,6 +219,8 @@ class Line:
     # For later stages, the longest length that they were trained at: the break point and the use of context
     # are judged from there. Else 0.
     longest: int = 0
+    # The first stage of a later stage has no score here, so changes are from the line's own level.
+    lacks_first_stage: bool = False
     has_short_label: bool = False  # no other line of the table has the same short label
 
     @property

@@ -94,11 +94,14 @@ def rank_sets(rows: Iterable[Row]) -> dict[str, Rank]:
     return ranks
 
 
-def mean_difference(pairs: Sequence[Pair], runs: ScoredRuns, missing: str = "") -> Number:
+def mean_difference(
+    pairs: Sequence[Pair], runs: ScoredRuns, missing: str = "", *, from_baseline: bool = False
+) -> Number:
     """Return the mean, with its interval, of the first row's level minus the second's over all pairs.
 
     There is a pair for each seed. Of several sets of targets, the set of most pairs is used. missing: the
-    reason to give if there is no pair.
+    reason to give if there is no pair. from_baseline: the second rows are of other models, and levels of
+    theirs that are not finite show nothing about the first rows: the difference there is -inf.
     """
     chosen = largest_set([row for row, _ in pairs])
     pairs = [pair for pair in pairs if pair[0].target_hash == chosen]
@@ -108,6 +111,10 @@ def mean_difference(pairs: Sequence[Pair], runs: ScoredRuns, missing: str = "") 
     targets = min(row.targets for row, _ in pairs)
     try:
         differences = np.stack([_difference_by_document(*pair, runs) for pair in pairs])
+        if from_baseline:
+            shows_nothing = [~np.isfinite(runs.means(other).bits) for _, other in pairs]
+            is_finite = [np.isfinite(runs.means(row).bits) for row, _ in pairs]
+            differences[np.stack(is_finite) & np.stack(shows_nothing)] = -math.inf
         means = runs.means(first)
     except RunError as error:
         means_of_pairs = [level_of(row) - level_of(other) for row, other in pairs]
@@ -145,8 +152,7 @@ def difference_of_changes(changes: Sequence[Pair], others: Sequence[Pair], runs:
 def _difference_by_document(row: Row, other: Row, runs: ScoredRuns) -> np.ndarray:
     """Return `row` minus `other` in bits per byte, for each document or piece of one, float64 [n].
 
-    Where only `other` is not finite, the difference is -inf. Raises `RunError` if the documents differ, or if
-    no target stands for a byte of the text.
+    Raises `RunError` if the documents differ, or if no target stands for a byte of the text.
     """
     first = runs.means(row)
     second = runs.means(other)
@@ -158,10 +164,7 @@ def _difference_by_document(row: Row, other: Row, runs: ScoredRuns) -> np.ndarra
     if not first.names.size:
         raise RunError(f"no target of {row.run} at {row.length} stands for a byte of the text")
     with np.errstate(invalid="ignore"):  # infinity less infinity: a failure, and counted as one
-        differences = first.bits - second.bits
-    # A score against a reference that broke down.
-    differences[np.isfinite(first.bits) & ~np.isfinite(second.bits)] = -math.inf
-    return differences
+        return first.bits - second.bits
 
 
 # Verdicts

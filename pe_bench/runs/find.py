@@ -363,8 +363,8 @@ class ScoredRuns:
         self.folder_of: Callable[[str], RunFolder]
         self.folder_of = lambda name: anchors.folders.get(name) or folder_of(name)
         self.anchors = anchors
-        # Texts on rows that do not agree with their scores, as far as these have been read.
-        self.contradictions: list[str] = []
+        # A text on the first row of each run that does not agree with its scores, as far as these were read.
+        self.contradictions: dict[str, str] = {}
         self._means: dict[Row, Means] = {}
 
     @classmethod
@@ -438,8 +438,7 @@ class ScoredRuns:
         folder = self.folder_of(row.run).path
         message = f"{path} gives {level}, and eval.csv of the run has {level_of(row):.6f}"
         text = f"{message}: delete eval.csv and score the run again with {suggested_eval_command(folder)}"
-        if text not in self.contradictions:
-            self.contradictions.append(text)
+        self.contradictions.setdefault(row.run, text)
         return RunError(text)
 
     def slice_rows(self, rows: Iterable[Row], name: str) -> list[Row]:

@@ -207,3 +207,17 @@ def test_later_stages_that_differ_in_steps_are_lines_of_their_own(results: Path)
         edit_rows(run, lambda row: replace(row, steps=10))
     lines = [line.label for line in only(results).lines if line.longest]
     assert sorted(lines) == ["rope, then yarn steps=10", "rope, then yarn steps=9"]
+
+
+def test_changes_from_a_first_stage_that_is_gone_are_said_to_be_from_the_stages_own_level(
+    results: Path,
+) -> None:
+    add_stage(results, 0, "aaaa0001", 2.3, 0.001)
+    for run in (results / "runs").glob("rope-s0-*"):
+        shutil.rmtree(run)
+    [stage] = [run.name for run in (results / "runs").glob("rope, then yarn-*")]
+    table = read_report(results, [stage]).tables[0]
+    assert table.lines[0].records[512].change == pytest.approx(0.1, abs=1e-3)
+    said = " ".join(printed([table], 80).split())
+    assert "unchanged model (rope, then yarn): changes are from the line's own level" in said
+    assert "change from 128 on the same text" in said

@@ -130,7 +130,7 @@ def test_a_line_breaks_where_a_seed_was_not_scored(tmp_path: Path) -> None:
     add_run(tmp_path, "rope", {64: 3.1, 128: 3.0, 256: 3.1, 512: 3.2, 1024: 3.3}, seed=1)
     axes = panel_of(tmp_path, {"rope": {64: 3.0, 128: 2.9, 256: 3.0}})
     segments = curve_lines(axes)
-    assert isinstance(axes.figure, Figure) and "Gap: the mean is of more or fewer seeds" in notes(axes.figure)
+    assert isinstance(axes.figure, Figure) and "mean is over more or fewer seeds" in notes(axes.figure)
     assert [list(np.asarray(line.get_xdata())) for line in segments] == [[64, 128, 256], [512, 1024]]
 
 

@@ -107,8 +107,20 @@ def test_a_baseline_that_broke_down_makes_no_line_worse(tmp_path: Path, broken: 
     scores.nll[0] = broken
     save_scores(score_file(run, row), scores)
     write_rows(run / "eval.csv", [at_training, with_level(row, scores)])
-    found = line_of(only(tmp_path, baseline="rope"), "alibi").records[256].baseline
+    table = only(tmp_path, baseline="rope")
+    found = line_of(table, "alibi").records[256].baseline
     assert found is not None and found.verdict == "unclear"
+    assert line_of(table, "rope").records[256].verdict == "fails"
+
+
+def test_a_model_that_gives_no_number_at_its_training_length_fails_beyond_it(tmp_path: Path) -> None:
+    run = add_run(tmp_path, "rope", {128: 3.0, 256: 3.0})
+    row, beyond = read_rows(run / "eval.csv")
+    scores = load_scores(score_file(run, row))
+    scores.nll[0] = math.nan
+    save_scores(score_file(run, row), scores)
+    write_rows(run / "eval.csv", [with_level(row, scores), beyond])
+    assert only(tmp_path).lines[0].records[256].verdict == "fails"
 
 
 def test_differences_from_a_baseline_are_paired_by_seed_and_document(results: Path) -> None:

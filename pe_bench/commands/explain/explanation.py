@@ -14,6 +14,7 @@ from pe_bench.errors import require
 from pe_bench.render import grid
 from pe_bench.render.grid import MISSING, Cell, Column, Grid
 from pe_bench.report.statistics import Interval
+from pe_bench.system.cost import count
 
 # The reason why a change or measure has no meaning in a layer, the name of the change or measure, the layer.
 MissingNumber = tuple[str, str, str]
@@ -108,7 +109,7 @@ def _table_of_changes(explanation: Explanation) -> Grid:
         f"{explanation.label}, trained at {trained:,} tokens",
         f"{seeds} seeds" if seeds > 1 else explanation.runs[0].name,
     ]
-    title.append(f"{explanation.targets:,} targets of {explanation.documents} documents")
+    title.append(f"{count(explanation.targets, 'target')} of {count(explanation.documents, 'document')}")
     title.append(f"lost in {explanation.unit}")
     columns = _columns_by_layer("change", f"at {trained:,}", *_headings(explanation.lengths))
     return Grid(columns, rows, title, notes=notes, keys=2).without_empty()
