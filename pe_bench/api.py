@@ -44,9 +44,9 @@ def train(*overrides: str, config_dir: str | Path | Sequence[str | Path] | None 
 
     check_texts("an override", *overrides)
     texts = [*overrides]
-    for key, value in keys.items():
-        texts += overrides_of(key, value)
     search = [*map(Path, listed(config_dir))]
+    for key, value in keys.items():
+        texts += overrides_of(key, value, search)
     with interruptible(), called_with(texts):
         config = compose_config(texts, search)
         given = [parse_override(text).key for text in texts]

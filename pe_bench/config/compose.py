@@ -304,7 +304,6 @@ def _hydra(search: Sequence[Path] = ()) -> Iterator[Any]:
     path = create_config_search_path(str(config_dir()))
     check_search(search)
     for folder in search:
-        _refuse_names_of_shipped_files(folder)
         path.prepend("command-line", f"file://{folder.resolve()}", SearchPathQuery(provider="schema"))
     outer = GlobalHydra.instance().hydra
     GlobalHydra.instance().clear()
@@ -312,17 +311,6 @@ def _hydra(search: Sequence[Path] = ()) -> Iterator[Any]:
         yield Hydra.create_main_hydra2("train", path)
     finally:
         GlobalHydra.instance().hydra = outer
-
-
-def _refuse_names_of_shipped_files(folder: Path) -> None:
-    """Raise `UserError` if a user's folder has a file of a group under a shipped file's name.
-
-    Hydra would read the shipped file.
-    """
-    for group in GROUPS:
-        for file in sorted((folder / group).glob("*.yaml")):
-            message = f"{file} has the name of a file of pe-bench, which would be read instead: rename it"
-            require(not (config_dir() / group / file.name).is_file(), message)
 
 
 def register_resolvers() -> None:

@@ -81,9 +81,16 @@ def config_dir() -> Path:
 
 
 def check_search(search: Sequence[Path]) -> None:
-    """Raise `UserError` if one of `search`, a user's folders with YAML files, is no folder."""
+    """Raise `UserError` if one of `search`, a user's folders with YAML files, cannot be used.
+
+    It may be no folder, or have a file with the name of a shipped file, which would be read in its place.
+    """
     for folder in search:
         require(folder.is_dir(), f"--config-dir {folder} is not a folder: name the one with encoding/")
+        for group in GROUPS:
+            for file in sorted((folder / group).glob("*.yaml")):
+                message = f"{file} would be ignored, because pe-bench has {group}/{file.name}: rename yours"
+                require(not (config_dir() / group / file.name).is_file(), message)
 
 
 def description(group: str, name: str) -> str:

@@ -13,7 +13,6 @@ import yaml
 from pe_bench.config.groups import (
     GROUPS,
     OPTIONAL_GROUPS,
-    aliases,
     find_name,
     keys_in,
     names_in,
@@ -101,20 +100,29 @@ def escape_interpolations(value: Any) -> Any:
     return value
 
 
-def overrides_of(key: str, value: Any) -> Iterator[str]:
+def overrides_of(key: str, value: Any, search: Sequence[Path] = ()) -> Iterator[str]:
     """Yield the override KEY=VALUE, or an override for each key of a mapping. Raises `UserError` for {}.
 
-    The name in a mapping for a group chooses the group's file: `{"name": "alibi"}` for `encoding`.
+    The name of a group's file in a mapping chooses the file: `{"name": "alibi"}` for `encoding`.
     """
     if isinstance(value, Mapping):
         require(
             bool(value), f"{key} is an empty dictionary, which sets nothing: leave it out, or say {key}.KEY"
         )
         for name, inner in value.items():
-            is_choice = name == "name" and key in GROUPS_WITH_NAMES
-            yield from overrides_of(key if is_choice else f"{key}.{name}", inner)
+            is_choice = name == "name" and key in GROUPS_WITH_NAMES and _names_file(key, str(inner), search)
+            yield from overrides_of(key if is_choice else f"{key}.{name}", inner, search)
     else:
         yield f"{key}={quote(plain_value(value))}"
+
+
+def _names_file(group: str, text: str, search: Sequence[Path]) -> bool:
+    """Return whether a text is the name of a group's file, or an alias, in any spelling."""
+    try:
+        find_name(group, text, search)
+    except UserError:
+        return False
+    return True
 
 
 def with_full_key(name: str, encoding: Mapping[str, Any], option: Override) -> Override | None:
@@ -213,11 +221,10 @@ def _checked_override(text: str, search: Sequence[Path]) -> Override:
     way_out = f"write '{group}=[{value}]'"
     require(group not in LIST_KEYS or not are_numbers, f"{text}: {group} is a list: {way_out}")
     if override.section in GROUPS_WITH_NAMES and override.key == f"{override.section}.name":
-        names = set(names_in(override.section, search))
-        if override.section == "encoding":
-            names |= aliases().keys()
+        names = re.split("[][,]", value)
+        are_files = (_names_file(override.section, name.strip("'\""), search) for name in names)
         message = f"{text} changes only a name in tables: say {override.section}={value}"
-        require(names.isdisjoint(re.split("[],[]", value)), message)
+        require(not any(are_files), f"{message}, or give a name of your own")
     is_none = group in OPTIONAL_GROUPS and value == "null"
     if group not in GROUPS or is_none or not NAMES_VALUE.fullmatch(value):
         return override

@@ -199,7 +199,7 @@ class LayerEncoding(nn.Module, Declared):
         raise LookupError(f"the scores of {type(self).__name__} have no terms")
 
     def distance_bias(self, distance: Tensor) -> Tensor | None:
-        """Optional: return a bias [H, n] of the distances [n] (query minus key position) alone."""
+        """Optional: return a bias [H, n] of the distances [n] (query minus key position); not None."""
         return None
 
     def bias(self, queries: Side, keys: Side) -> Tensor | None:

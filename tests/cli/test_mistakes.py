@@ -44,6 +44,7 @@ train -m seed=0,1 hydra/launcher=joblib hydra.launcher.n_job=2 -> Could not over
 train encoding=my.py:Mine -> the encoding's file my.py was not found in: .
 train encoding.name=alibi -> encoding.name=alibi changes only a name in tables: say encoding=alibi
 train -m encoding.name=rope,rotary -> encoding.name=rope,rotary changes only a name in tables
+train 'encoding.name="ALiBi"' -> changes only a name in tables: say encoding="ALiBi", or give a name of
 train data.name=pg19 -> data.name=pg19 changes only a name in tables: say data=pg19
 train model.name=small -> model.name=small changes only a name in tables: say model=small
 try 'rope name=alibi' -> encoding.name=alibi changes only a name in tables: say encoding=alibi

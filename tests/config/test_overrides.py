@@ -219,7 +219,7 @@ def test_a_folders_file_with_the_name_of_a_shipped_file_is_refused(tmp_path: Pat
     own = tmp_path / file
     own.parent.mkdir()
     own.write_text("name: mine\n")
-    with pytest.raises(UserError, match=rf"{file} has the name of a file of pe-bench.*: rename it"):
+    with pytest.raises(UserError, match=rf"{file} would be ignored, because pe-bench has {file}"):
         compose([], [tmp_path])
 
 
@@ -330,5 +330,7 @@ def test_a_name_in_a_mapping_of_a_group_chooses_the_groups_file() -> None:
         *overrides_of("encoding", {"name": "alibi"}),
         *overrides_of("data", {"name": "files", "path": "books"}),
         *overrides_of("tokenizer", {"name": "a/b"}),
+        *overrides_of("model", {"name": "my own", "d_ff": 7}),
     ]
-    assert texts == ["encoding=alibi", "data=files", "data.path=books", "tokenizer.name=a/b"]
+    assert texts[:4] == ["encoding=alibi", "data=files", "data.path=books", "tokenizer.name=a/b"]
+    assert texts[4:] == ['model.name="my own"', "model.d_ff=7"]
