@@ -20,7 +20,7 @@ from pe_bench.commands.job import load_trained, trusted
 from pe_bench.commands.sweep.run import launch
 from pe_bench.config.arguments import value_texts
 from pe_bench.config.overrides import parse_override, quote
-from pe_bench.config.parse import parse_config, to_plain
+from pe_bench.config.parse import parse_config, to_plain, unused_keys
 from pe_bench.config.schema import Config
 from pe_bench.config.sweeps import PlannedJob, SortedOverrides, check_launcher, plan_jobs, sort_by_use
 from pe_bench.errors import RunError, UserError, first_line, require
@@ -64,7 +64,7 @@ INSTEAD_OF_KEYS = {
     **dict.fromkeys(("model", "data", "tokenizer"), "a run keeps its own, so leave it out"),
 }
 # Keys of `eval` that may differ between the lines of a table: they change no score of its targets.
-UNSHARED_EVAL_KEYS = ("controls", "per_position", "batch_tokens")
+FREE_EVAL_KEYS = ("controls", "per_position", "batch_tokens")
 SHARE_OF_LEARNING_RATE = 0.2  # a share of the first stage's learning rate
 
 
@@ -222,7 +222,7 @@ def _checked_values(
         require(is_trained, message)
     refuse_scored_keys(jobs[0].given)
     for job in jobs:
-        _refuse_other_scores(job.config, config)
+        _require_equal_scoring(job.config, config)
     for text in typed.job_overrides:
         key = parse_override(text).key
         # QK-norm and options of the encoding may change in a later stage; the tokenizer may not.
@@ -241,19 +241,21 @@ def refuse_scored_keys(keys: Container[str]) -> None:
 def _shared_eval_values(config: Config) -> dict[str, Any]:
     """Return the values of a run's section `eval`, by key, that all lines of its table need."""
     values = vars(config.eval).items()
-    return {f"eval.{name}": value for name, value in values if name not in UNSHARED_EVAL_KEYS}
+    return {f"eval.{name}": value for name, value in values if name not in FREE_EVAL_KEYS}
 
 
-def _refuse_other_scores(config: Config, trained: Config) -> None:
+def _require_equal_scoring(config: Config, trained: Config) -> None:
     """Raise `UserError` if the scores of a further training cannot be compared with those of its run.
 
     config: of the further training. trained: the run's configuration.
     """
     chosen = _shared_eval_values(config)
+    unread = unused_keys(config).keys() & unused_keys(trained).keys()
     for key, value in _shared_eval_values(trained).items():
-        message = f"{key}={quote(chosen[key])} is not for all lines of the table"
-        way_out = f"leave it out: the runs have {key}={quote(value)}"
-        require(chosen[key] == value, f"{message}: {way_out}")
+        if key in unread:
+            continue
+        message = f"{key}={quote(chosen[key])} would score only the further training: leave it out"
+        require(chosen[key] == value, f"{message} (the runs have {key}={quote(value)})")
 
 
 def _length_and_batch(config: Config, length: int) -> dict[str, int]:
@@ -292,7 +294,7 @@ class StageJobs:
     def from_the_start(self, tokens: int) -> list[PlannedJob]:
         """Return jobs that train the model of each run from the start, on as many tokens as both stages.
 
-        tokens: the tokens of the second stage. The runs are no later stages themselves.
+        tokens: the tokens of the second stage. The runs are first stages.
         """
         train = self.config.train
         jobs = self._jobs("train.beside", train.total_steps * train.batch_tokens + tokens)

@@ -419,7 +419,7 @@ def _original_name(rows: Iterable[Row], name: str) -> str:
 def _present_name(name: str, runs: Path) -> str:
     """Return the name of the folder in `runs` of the run that was trained under a name.
 
-    It is the name itself if its folder is there, and if no run in `runs` was trained under it.
+    It is the name itself if its folder exists, or if no renamed folder in `runs` has the run.
     """
     if (runs / name).is_dir():
         return name
@@ -439,7 +439,7 @@ def _names_by_original(runs: Path, names: Sequence[str]) -> dict[str, str]:
 
 
 def _is_name(text: str) -> bool:
-    """Return whether a text may name a run. That of a stranger's file may be a path, which leads anywhere."""
+    """Return whether a text may name a run. A stranger's file may hold a path in place of a name."""
     return NAME.fullmatch(text) is not None and not text.startswith(".")
 
 

@@ -156,8 +156,8 @@ def _parent_meets(condition: Condition, parent: Parent) -> bool:
 def with_parent(config: Config, parent: Parent) -> Config:
     """Return a child's configuration with the parent's names, and its `eval` values in place of defaults.
 
-    A default that the child's command gives stays. The parent's name when it was trained contains its
-    identity, so it is known in any folder.
+    A value that the child's command gives stays, even if it equals the default. The parent's name when it was
+    trained contains its identity, so it is known in any folder.
     """
     name = parent.run.name
     key = "from_run" if config.train.from_run else "beside"

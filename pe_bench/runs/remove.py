@@ -38,7 +38,11 @@ def needed_by(runs: Sequence[Path], results_dir: Path) -> dict[Path, list[str]]:
     themselves are left out.
     """
     names_of_needing_runs: dict[Path, list[str]] = {}
-    names_of = {run: {run.name, RunFolder(run).original_name} for run in runs}
+    names_of: dict[Path, set[str]] = {}
+    for run in runs:
+        original = RunFolder(run).original_name
+        is_copy = (run.parent / original).is_dir()
+        names_of[run] = {run.name} if is_copy else {run.name, original}
     for other in folders_of_runs(results_dir):
         if other in runs:
             continue

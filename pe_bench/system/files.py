@@ -115,8 +115,11 @@ def write_json(path: Path, values: Any) -> None:
 def remove_leftovers(folder: Path) -> None:
     """Delete the temporary files and folders that a killed process left in a folder, at any depth.
 
-    Only the process that holds the folder's lock may call this.
+    A replaced folder gets its name back if the process was killed before the new folder had it. Only the
+    process that holds the folder's lock may call this.
     """
+    for old in sorted(folder.rglob(f"{REPLACED_PREFIX}*")):
+        _put_back(old, old.with_name(old.name.removeprefix(REPLACED_PREFIX)))
     for leftover in sorted(folder.rglob(f"{TEMPORARY_PREFIX}*")):
         if leftover.is_dir():
             shutil.rmtree(leftover)

@@ -176,6 +176,9 @@ def child_context() -> Any:
     return multiprocessing.get_context("forkserver")
 
 
+_main_module_lock = threading.Lock()  # of two threads, the second would keep the first one's empty module
+
+
 @contextmanager
 def without_main_module() -> Iterator[None]:
     """Within the context, child processes start without the program's main module.
@@ -183,12 +186,13 @@ def without_main_module() -> Iterator[None]:
     A child would run a user's script once more, with its trainings, if the script has no
     `if __name__ == "__main__"`. pe-bench's children need nothing of it.
     """
-    main = sys.modules["__main__"]
-    sys.modules["__main__"] = ModuleType("__main__")
-    try:
-        yield
-    finally:
-        sys.modules["__main__"] = main
+    with _main_module_lock:
+        main = sys.modules["__main__"]
+        sys.modules["__main__"] = ModuleType("__main__")
+        try:
+            yield
+        finally:
+            sys.modules["__main__"] = main
 
 
 def pe_bench_variables() -> dict[str, str]:

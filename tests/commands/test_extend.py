@@ -378,8 +378,8 @@ def test_a_key_that_would_score_the_further_training_alone_in_another_way_is_ref
     assert begin("encoding=rope", *SCORED).code == 0
     words = ("--to", "2x", "--with", "yarn", "--tokens", "64")
     refused = extended(command, folder, *words, typed)
-    assert refused.code == 2 and "is not for all lines of the table: leave it out" in refused.line
-    assert refused.line.endswith(f"the runs have {own}")
+    assert refused.code == 2 and "would score only the further training: leave it out" in refused.line
+    assert refused.line.endswith(f"(the runs have {own})")
     assert len(list((folder / "results" / "runs").iterdir())) == 1
 
 

@@ -1,6 +1,7 @@
 """`rm` deletes the runs that it names, and none that another one needs; tags name experiments."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,9 @@ def test_a_run_that_another_one_starts_from_is_kept_unless_both_go(
         (alibi / "config.yaml").write_text(f"train:\n  {key}: elsewhere/runs/{rope.name}\n")
     if is_renamed:
         rope = rope.rename(rope.with_name("rope-renamed"))
+    shutil.copytree(rope, rope.with_name("copied"))
+    assert command("rm", "copied", "--yes").code == (1 if is_renamed else 0)
+    shutil.rmtree(rope.with_name("copied"), ignore_errors=True)
     kept = command("rm", "rope", "nope", "--yes")
     assert kept.code == 0 and f"kept: {rope.name}, which {alibi.name} starts from" in kept.err
     assert names_in(results) == ["alibi", "rope"]

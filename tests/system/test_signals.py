@@ -134,6 +134,7 @@ def test_a_script_without_a_main_guard_runs_once_where_child_processes_train(tmp
         "print('script', flush=True)\n"
         "run = pe_bench.train('encoding=rope', *sys.argv[1:])\n"
         "pe_bench.extend(run.path, '2x', 'yarn', tokens=64, overrides=['train.warmup_steps=0'])\n"
+        "pe_bench.train('encoding=alibi', *sys.argv[1:], 'train.processes=2')\n"
     )
     command = [sys.executable, str(script), *tiny_overrides(tmp_path)]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)

@@ -116,7 +116,7 @@ class LaunchedSweep:
         """Return a job that `write_job` wrote. Raises `OSError`, `YAMLError` and `UserError`."""
         values = yaml.safe_load(self.file(number, "yaml").read_text(encoding="utf-8"))
         search = [Path(folder) for folder in values["search"]]
-        config = parse_config(values["config"], search, values["given"])
+        config = parse_config(values["config"], search, values.get("given", ()))
         return PlannedJob(values["label"], config)
 
     def file(self, number: int, suffix: str) -> Path:

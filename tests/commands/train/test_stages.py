@@ -221,7 +221,7 @@ def test_a_label_has_the_tokens_of_a_stage_without_an_exponent(tokens, text):
 
 
 @pytest.mark.parametrize("more", [(), ("-m",)])
-def test_a_later_stage_keeps_a_typed_default_where_its_source_has_another_value(
+def test_a_later_stage_keeps_a_typed_default_where_its_parent_has_another_value(
     begin: Command, command: Command, folder: Path, more: tuple[str, ...]
 ) -> None:
     assert begin("encoding=rope", "eval.half=first").code == 0
