@@ -146,7 +146,8 @@ def _make_line(
     themselves = {name: name for name in names}
     references = {name: name if first is None else first.run for name, first in stages.items()}
     in_table = {row.run for row in table_rows.rows}
-    if in_table.isdisjoint(references.values()):
+    lacks_first_stage = in_table.isdisjoint(references.values())
+    if lacks_first_stage:
         references = themselves
     row_of = {row.run: row for row in table_rows.unsliced}
     counted_on = {name: row_of[first] for name, first in references.items() if first in row_of}
@@ -192,7 +193,7 @@ def _make_line(
         unlearned=not_learned,
         is_anchor=is_anchor,
         longest=0 if stage is None else stage.longest,
-        lacks_first_stage=stage is not None and references == themselves,
+        lacks_first_stage=lacks_first_stage,
     )
 
 
