@@ -17,6 +17,7 @@ from support.commands import Command, tiny_overrides
 
 import pe_bench
 from pe_bench import UserError
+from pe_bench.cli.tables import tables_of_run
 from pe_bench.runs.rows import COLUMNS
 from pe_bench.training import trainer
 
@@ -180,6 +181,7 @@ def test_a_run_is_found_from_another_working_folder_and_shown_as_before(
 ) -> None:
     run = pe_bench.train(*tiny_overrides(folder), "results_dir=results", encoding="rope")
     assert repr(run) == f"Run('results/runs/{run.name}')"
+    assert tables_of_run(run).runs == [Path("results/runs", run.name)], "what `train` prints"
     table = str(run)
     (folder / "work" / "sub").mkdir()
     monkeypatch.chdir("sub")
@@ -190,7 +192,7 @@ def test_a_run_is_found_from_another_working_folder_and_shown_as_before(
     assert str(run).splitlines()[:6] == table.splitlines()[:6]
     assert not [*(folder / "work" / "sub").iterdir()]
     monkeypatch.chdir("..")
-    assert repr(scored) == repr(pe_bench.evaluate(run, 48)) == f"Run('results/runs/{run.name}')"
+    assert repr(run) == repr(pe_bench.evaluate(run, 48)) == f"Run('results/runs/{run.name}')"
 
 
 def test_a_run_is_probed_as_the_command_does(made: Any, folder: Path, command: Command) -> None:

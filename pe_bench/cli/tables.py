@@ -33,7 +33,8 @@ class RunsWithTables(NamedTuple):
 
 def tables_of_run(run: "Run") -> RunsWithTables:
     """Return a run with its table, or with several tables if its rows are not comparable."""
-    return RunsWithTables(run_tables(run.scored, run.path, run.margin, run.lengths), [run.path])
+    tables = run_tables(run.scored, run.shown_path, run.margin, run.lengths)
+    return RunsWithTables(tables, [run.shown_path])
 
 
 def tables_by_folder(

@@ -80,6 +80,7 @@ class Run(RunFolder):
         lengths: the lengths that the command was asked for; empty if it chose them itself.
         """
         super().__init__(path)
+        self.given_path = path
         self.scored = list(scored)
         self.margin = margin
         self.lengths = tuple(lengths)
@@ -91,9 +92,8 @@ class Run(RunFolder):
 
     @property
     def shown_path(self) -> Path:
-        """Return the folder for texts: relative if it is below the working folder."""
-        working = Path.cwd()
-        return self.path.relative_to(working) if self.path.is_relative_to(working) else self.path
+        """Return the folder for texts: as it was given, unless the working folder has changed since."""
+        return self.given_path if self.given_path.absolute() == self.path.absolute() else self.path
 
     @property
     def name(self) -> str:
