@@ -53,7 +53,7 @@ from pe_bench.runs.find import (
     tagged_runs,
 )
 from pe_bench.runs.folder import RunFolder, read_all, read_rows_of_run, read_unfinished
-from pe_bench.runs.rows import ALL, APART, POSITIONS, PROBE, Row, one_per_run
+from pe_bench.runs.rows import ALL, APART, POSITIONS, PROBE, Row, is_as_trained, one_per_run
 from pe_bench.runs.scores import RECALL
 from pe_bench.runs.typed import results_option, tags_of
 from pe_bench.system.terminal import one_line_texts, say
@@ -262,9 +262,7 @@ def _rows_of_first_stages(rows: Sequence[Row], runs: ScoredRuns) -> list[Row]:
     missing = {stage.run for stage in first_stages if stage is not None and stage.run not in names}
     levels: list[Row] = []
     for name in sorted(missing):
-        for row in _rows_of_levels(runs.folder_of(name).rows):
-            if row.control == "none" and row.scored_with == row.encoding:
-                levels.append(row)
+        levels += filter(is_as_trained, _rows_of_levels(runs.folder_of(name).rows))
     return levels
 
 
