@@ -103,6 +103,7 @@ class StoredPieces:
         """Return the pieces of the study that are not stored with all seeds.
 
         Their `runs` are the stored runs of fewer seeds; empty where later steps need the weights of all runs.
+        More scores are no such step: the rows of stored runs have them.
         """
         stored = self.read()
         keys = {piece.key for piece in stored}
@@ -111,9 +112,8 @@ class StoredPieces:
             for piece in pieces_of(self.study, sweep):
                 if piece.key in keys:
                     continue
-                # Further training, more scores and explanations need weights, which stored runs lack.
-                one = replace(sweep, encodings=[piece.encoding])
-                if sweep.parent_sweep or self.study.scorings_of(one) or self.study.explains:
+                # Further training and explanations need weights, which stored runs lack.
+                if sweep.parent_sweep or self.study.explains:
                     missing_pieces.append(piece)
                 else:
                     missing_pieces.append(replace(piece, runs=_runs_of_fewer_seeds(piece, stored)))

@@ -138,22 +138,28 @@ def test_a_study_that_explains_stores_why_the_runs_of_each_piece_fail(command: C
 def test_more_seeds_of_a_stored_piece_train_only_the_seeds_that_are_not_stored(
     command: Command, study: Study
 ) -> None:
+    scored_again = TOY + "scorings:\n  - {protocol: nonoverlapping, times: [2], of: [short]}\n"
+    study.path.write_text(scored_again)
     assert command(*arguments(study), "threads=1", "--write-table").code == 0
     of_one_seed = {
         piece.encoding: piece.runs for piece in StoredPieces(study).read() if piece.sweep == "short"
     }
     shutil.rmtree("results")
-    study.path.write_text(TOY.replace("seeds: 1\n", "seeds: 3\n"))
+    study.path.write_text(scored_again.replace("seeds: 1\n", "seeds: 3\n"))
     made = command(*arguments(study), "threads=1", "--write-table")
     assert made.code == 0, made.err
     assert "toy short: nope, seeds: 3 (1 stored)" in made.err
     trained = {path.name for path in Path("results/runs").iterdir()}
     assert len(trained) == 6 and not any("-s0-" in name for name in trained)
-    for piece in StoredPieces(study).read():
+    pieces = StoredPieces(study)
+    for piece in pieces.read():
         if (piece.sweep, piece.seeds) == ("short", 3):
             first, *others = piece.runs
             assert (first,) == of_one_seed[piece.encoding] and len(others) == 2
             assert trained >= {*others}
+            for run in piece.runs:
+                protocols = {row.protocol for row in RunFolder(pieces.folder / "runs" / run).rows}
+                assert protocols == {"paired", "nonoverlapping"}
     seeds = {level["seeds"] for level in read_table(study.table_path) if level["sweep"] == "short"}
     assert seeds == {"3"}
 
