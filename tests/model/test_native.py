@@ -2,6 +2,7 @@
 
 import ctypes
 import functools
+import itertools
 import math
 import platform
 from collections.abc import Callable
@@ -86,14 +87,16 @@ def test_output_and_gradients_are_those_of_float64() -> None:
 @here
 def test_strides_and_threads_change_no_bit_and_the_output_lies_as_the_decoder_wants_it() -> None:
     q, k, v, slope, table = drawn(150)
-    expected = results(causal_attention, [q, k, v, slope, table])
     strided = [x.mT.contiguous().mT for x in (q, k)]
     strided += [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (v, slope)]
-    for threads in (1, 2, 3, 16):
-        torch.set_num_threads(threads)
-        for tensors in ([q, k, v, slope, table], [*strided, table]):
-            assert all(map(torch.equal, results(causal_attention, tensors), expected))
-    torch.set_num_threads(1)
+    for first_keys in (None, (torch.arange(150) - 39).clamp(min=0)):
+        attend = functools.partial(causal_attention, first_keys=first_keys)
+        expected = results(attend, [q, k, v, slope, table])
+        for threads in (1, 2, 3, 16):
+            torch.set_num_threads(threads)
+            for tensors in ([q, k, v, slope, table], [*strided, table]):
+                assert all(map(torch.equal, results(attend, tensors), expected))
+        torch.set_num_threads(1)
     assert causal_attention(q, k, v, table, SCALE).transpose(1, 2).is_contiguous()
 
 
@@ -263,12 +266,13 @@ def test_scoring_in_bfloat16_matches_the_reference() -> None:
         pytest.skip("PyTorch's kernel scores bfloat16 here")
     torch.manual_seed(0)
     inputs, position = layer_inputs(300, torch.bfloat16), torch.arange(300)
-    for encoding in (LayerEncoding(), OneSlopeForAllHeads(), OneKeyForAllHeads(), NullKey(), FoX(D, 4)):
+    encodings = LayerEncoding(), OneSlopeForAllHeads(), OneKeyForAllHeads(), NullKey(), FoX(D, 4)
+    for encoding, window in itertools.product((*encodings, SlidingWindow(70)), (None, 90)):
         with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-            assert choose_path(encoding, inputs[1], position).name.startswith("native")
-            found = attention(encoding, *inputs, position)
+            assert choose_path(encoding, inputs[1], position, window).name.startswith("native")
+            found = attention(encoding, *inputs, position, window)
         doubles = [one.double() for one in inputs]
-        exact = reference_attention(encoding.double(), *doubles, position).detach()
+        exact = reference_attention(encoding.double(), *doubles, position, window).detach()
         assert found.dtype == torch.bfloat16
         assert largest_difference(found, exact) <= 4 * ROUNDING * max(1.0, float(exact.abs().max()))
 
