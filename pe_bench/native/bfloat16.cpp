@@ -449,3 +449,4 @@ int pe_bench_permit() { return permit_instructions(); }
 }
 
 #include "entries.h"
+#include "muon_bfloat16.h"

@@ -24,7 +24,10 @@ from pe_bench.system.machine import processor_facts, processor_features
 SOURCE_FOLDER = Path(__file__).parent
 KERNEL_SOURCE = SOURCE_FOLDER / "kernel.cpp"
 BFLOAT16_SOURCE = SOURCE_FOLDER / "bfloat16.cpp"
-HEADERS = ("common.h", "entries.h", "layers.h", "muon.h", "products.h", "recurrence.h", "tiles.h")
+HEADERS = (
+    *("common.h", "entries.h", "layers.h", "muon.h", "muon_bfloat16.h", "products.h", "recurrence.h"),
+    "tiles.h",
+)
 LIBRARY_FILE = "kernel.so"
 ENTRY_FUNCTION = "pe_bench_use_threads"  # a function that each library has
 COMPILERS = ("c++", "g++", "clang++")
@@ -63,7 +66,7 @@ def kernel() -> Kernel:
 
 @functools.cache
 def bfloat16_kernel() -> Kernel:
-    """Return the attention kernel for bfloat16, for processors with AMX or AVX512_BF16. Never raises."""
+    """Return the compiled code for bfloat16, for processors with AMX or AVX512_BF16. Never raises."""
     kernel = Kernel(None, "this processor has no instructions for products of bfloat16 (AMX, AVX512_BF16)")
     for instructions, features, flags in BFLOAT16_INSTRUCTIONS:
         if processor_features() >= features:

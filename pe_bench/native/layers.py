@@ -1,7 +1,7 @@
-"""Norms, activations and losses by the compiled code (`layers.h`), and their gradients.
+"""Norms, activations and losses by the compiled code (`layers.h`), and their gradients; Muon's iterations.
 
-All tensors are float32 on the CPU, and contiguous. Letters: N rows of one token each, D features, F width of
-the feedforward layer, V tokens of the vocabulary.
+All tensors are on the CPU, contiguous, and float32 unless a docstring says otherwise. Letters: N rows of one
+token each, D features, F width of the feedforward layer, V tokens of the vocabulary.
 """
 
 import ctypes
@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from pe_bench.native.build import (
+    bfloat16_kernel,
     empty_tokens_first,
     has_cpu_data,
     kernel,
@@ -99,6 +100,21 @@ def muon_polynomials(squares: Tensor, coefficients: tuple[float, ...], iteration
     if failed:
         raise MemoryError("no memory for Muon's matrices")
     return totals
+
+
+def iterate_muon(matrices: Tensor, coefficients: tuple[float, ...], iterations: int) -> None:
+    """Apply Muon's iterations to matrices [B, M, N] of bfloat16, in place. Raises `MemoryError`.
+
+    M <= N. coefficients: of the polynomial of an iteration, as in `muon_bfloat16.h`.
+    """
+    library = bfloat16_kernel().library
+    assert library is not None
+    sizes = map(ctypes.c_int64, matrices.shape)
+    factors = (ctypes.c_float * len(coefficients))(*coefficients)
+    threads = torch.get_num_threads()
+    failed = library.pe_bench_iterate_muon(*sizes, threads, pointer_to(matrices), factors, iterations)
+    if failed:
+        raise MemoryError("no memory for Muon's matrices")
 
 
 def _call_for_rows(name: str, rows: Tensor, *arguments: Any) -> None:

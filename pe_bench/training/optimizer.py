@@ -22,8 +22,9 @@ from torch.optim.adamw import adamw
 
 from pe_bench.config.schema import TrainConfig
 from pe_bench.model.accelerate import is_native
+from pe_bench.model.attention import native_bfloat16_is_faster
 from pe_bench.model.decoder import Decoder
-from pe_bench.native.layers import muon_polynomials
+from pe_bench.native.layers import iterate_muon, muon_polynomials
 from pe_bench.training.sharding import gathered, is_sharded, own_part, own_rows
 
 MUON_MOMENTUM = 0.95
@@ -170,7 +171,11 @@ def orthogonalise_in_bfloat16(matrices: Tensor) -> Tensor:
         return orthogonalise_in_bfloat16(matrices.mT).mT
     linear, cubic, quintic = MUON_COEFFICIENTS
     norms = torch.linalg.matrix_norm(matrices, keepdim=True).clamp_min(MIN_NORM)
-    moved = (matrices / norms).to(torch.bfloat16)
+    moved = (matrices / norms).to(torch.bfloat16).contiguous()
+    # The compiled code does each matrix in one thread, and would leave threads idle with fewer matrices.
+    if native_bfloat16_is_faster(moved) and len(moved) >= torch.get_num_threads():
+        iterate_muon(moved, MUON_COEFFICIENTS, MUON_ITERATIONS)
+        return moved
     for _ in range(MUON_ITERATIONS):
         square = moved @ moved.mT
         factor = torch.baddbmm(square, square, square, beta=cubic, alpha=quintic)

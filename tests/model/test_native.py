@@ -30,8 +30,9 @@ from pe_bench.model.attention import (
     reference_attention,
 )
 from pe_bench.model.attention.native import causal_attention, native_column_attention
-from pe_bench.native import build
+from pe_bench.native import build, layers
 from pe_bench.system.machine import processor_features
+from pe_bench.training import optimizer
 
 B, H, K = 2, 3, 20
 SCALE = 0.2
@@ -139,7 +140,7 @@ def test_the_sums_of_fox_lose_no_digits_however_long_the_text() -> None:
 
 @pytest.fixture(params=["emulated tiles", "dot products", "of this processor"])
 def products(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Attention in bfloat16 uses a kernel with these instructions."""
+    """Compiled code for bfloat16 uses these instructions."""
     if request.param == "of this processor":
         if native.usable_kernel(torch.bfloat16).library is None:
             pytest.skip(native.usable_kernel(torch.bfloat16).description)
@@ -152,6 +153,7 @@ def products(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tm
     build.compile_library(compiler, build.BFLOAT16_SOURCE, ["-march=native", *flags], target)
     kernel = build.Kernel(ctypes.CDLL(str(target)), request.param)
     monkeypatch.setattr(native, "usable_kernel", lambda *_: kernel)
+    monkeypatch.setattr(layers, "bfloat16_kernel", lambda: kernel)
 
 
 @here
@@ -253,6 +255,53 @@ def test_splitting_heads_over_threads_changes_no_bit(products: None) -> None:
         torch.set_num_threads(1)
         for output, normalizers in found[1:]:
             assert torch.equal(output, found[0][0]) and torch.equal(normalizers, found[0][1])
+
+
+@here
+@on_x86
+def test_muon_in_half_precision_is_as_exact_as_pytorch_whatever_the_threads(products: None) -> None:
+    for shape in ((3, 40, 50), (2, 128, 344), (1, 1, 97), (4, 33, 33)):
+        wide = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+        low_rank = wide[..., :3] @ wide[..., :3, :] if shape[1] >= 3 else wide
+        for matrices in (wide, low_rank):
+            normed = (matrices / torch.linalg.matrix_norm(matrices, keepdim=True)).bfloat16()
+            exact = optimizer.orthogonalise(matrices.double())
+            found = []
+            for threads in (1, 3):
+                torch.set_num_threads(threads)
+                found.append(normed.clone())
+                layers.iterate_muon(found[-1], optimizer.MUON_COEFFICIENTS, optimizer.MUON_ITERATIONS)
+            torch.set_num_threads(1)
+            assert torch.equal(*found)
+            ours, theirs = found[0], pytorchs_muon(normed)
+            assert (ours - exact).norm() <= 1.1 * (theirs - exact).norm()
+            assert (ours.double() - theirs).norm() <= 8 * ROUNDING * exact.norm()
+
+
+@here
+def test_muon_in_bfloat16_uses_our_code_without_amx_and_with_a_matrix_for_each_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls = []
+    features: set[str] = set()
+    monkeypatch.setattr(optimizer, "iterate_muon", lambda matrices, *_: calls.append(len(matrices)))
+    monkeypatch.setattr(model_attention, "processor_features", lambda: features)
+    if native.usable_kernel(torch.bfloat16).library is None:
+        pytest.skip("no compiled code for bfloat16 is here")
+    torch.set_num_threads(2)
+    for count in (1, 2, 3):
+        optimizer.orthogonalise_in_bfloat16(torch.ones(count, 6, 4))
+    features.update(build.AMX_FEATURES)
+    optimizer.orthogonalise_in_bfloat16(torch.ones(4, 6, 4))
+    torch.set_num_threads(1)
+    assert calls == [2, 3]
+
+
+def pytorchs_muon(normed: Tensor) -> Tensor:
+    """Return the result of Muon's iterations by PyTorch's products."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(optimizer, "native_bfloat16_is_faster", lambda matrices: False)
+        return optimizer.orthogonalise_in_bfloat16(normed)
 
 
 class NullKey(LayerEncoding):
