@@ -544,16 +544,18 @@ def _with_shown_records(line: Line, train_length: int, selection: Selection) -> 
 def _baseline_label(lines: Sequence[Line], name: str, runs: ScoredRuns) -> str:
     """Return the label of the line that `--baseline` names; empty without such a line.
 
-    The name is a label, the encoding of only one line, or hf:... for the only line of a Hugging Face model.
-    Raises `UserError` if several lines have the name.
+    The name is a label, the encoding of only one line, with or without its options, or hf:... for the only
+    line of a Hugging Face model. Raises `UserError` if several lines have the name.
     """
     for line in lines:
         if name in (line.label, replace(line, has_short_label=False).label):
             return line.label
     trained = [line for line in lines if line.encoding == line.scored_with]
+    encodings = {line.encoding for line in trained}
     labels = []
     for line in trained:
-        is_named = line.encoding == name
+        without_options, _, _ = line.encoding.partition(" ")
+        is_named = name == (line.encoding if name in encodings else without_options)
         if is_hf_name(name):
             is_named = scores_hf_model(runs.folder_of(line.runs[0]), name)
         if is_named:

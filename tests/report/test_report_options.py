@@ -84,6 +84,19 @@ def test_what_may_be_several_lines_is_no_baseline_and_a_length_without_a_score_n
         build_tables(results, selection=Selection(sort="300"))
 
 
+def test_a_baseline_needs_no_options_where_only_one_line_has_its_name(tmp_path: Path) -> None:
+    levels: dict[int, float | None] = {128: 3.0, 256: 3.1}
+    add_run(tmp_path, "alibi", levels)
+    add_run(tmp_path, "gemma3 window=32", levels)
+    assert only(tmp_path, baseline="gemma3").baseline == "gemma3 window=32"
+    add_run(tmp_path, "gemma3 window=64", levels)
+    several = "--baseline gemma3 may be several lines: gemma3 window=32, gemma3 window=64; name one of them"
+    with pytest.raises(UserError, match=several):
+        build_tables(tmp_path, selection=Selection(baseline="gemma3"))
+    add_run(tmp_path, "gemma3", levels)
+    assert only(tmp_path, baseline="gemma3").baseline == "gemma3"
+
+
 def test_where_nothing_is_paired_with_the_baseline_there_is_a_reason_and_no_difference(
     tmp_path: Path,
 ) -> None:
