@@ -35,7 +35,7 @@ def random_matrices(model: str) -> list[Tensor]:
 
 def by_pytorch(matrices: Tensor) -> Tensor:
     """Return the result of `orthogonalise_in_bfloat16` without compiled code."""
-    with patch.object(optimizer, "native_bfloat16_is_faster", lambda _: False):
+    with patch.object(optimizer, "can_iterate_natively", lambda _: False):
         return orthogonalise_in_bfloat16(matrices)
 
 

@@ -102,19 +102,27 @@ def muon_polynomials(squares: Tensor, coefficients: tuple[float, ...], iteration
     return totals
 
 
-def iterate_muon(matrices: Tensor, coefficients: tuple[float, ...], iterations: int) -> None:
-    """Apply Muon's iterations to matrices [B, M, N] of bfloat16, in place. Raises `MemoryError`.
+def iterate_muon_in_bfloat16(
+    matrices: Tensor, min_norm: float, coefficients: tuple[float, ...], iterations: int
+) -> Tensor:
+    """Return matrices [B, M, N] after Muon's iterations on matrices of norm 1. Raises `MemoryError`.
 
-    M <= N. coefficients: of the polynomial of an iteration, as in `muon_bfloat16.h`.
+    min_norm: the least norm that divides a matrix. coefficients: of the polynomial of an iteration, as in
+    `muon_bfloat16.h`.
     """
+    moved = torch.empty_like(matrices)
     library = bfloat16_kernel().library
     assert library is not None
     sizes = map(ctypes.c_int64, matrices.shape)
     factors = (ctypes.c_float * len(coefficients))(*coefficients)
     threads = torch.get_num_threads()
-    failed = library.pe_bench_iterate_muon(*sizes, threads, pointer_to(matrices), factors, iterations)
+    least = ctypes.c_float(min_norm)
+    failed = library.pe_bench_iterate_muon(
+        *sizes, threads, pointer_to(matrices), least, factors, iterations, pointer_to(moved)
+    )
     if failed:
         raise MemoryError("no memory for Muon's matrices")
+    return moved
 
 
 def _call_for_rows(name: str, rows: Tensor, *arguments: Any) -> None:

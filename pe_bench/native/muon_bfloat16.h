@@ -1,17 +1,21 @@
-// Muon's iterations in bfloat16 (training/optimizer.py), for a matrix X [M, N] with M <= N:
+// Muon's iterations in bfloat16 (training/optimizer.py), for a matrix with the norm 1, X [M, N] with M <= N:
 //
 //   G = X X^T,    F = b G + c G^2,    X <- a X + F X
 //
 // Products are summed in float32; G, F and X are rounded to bfloat16. G and F are symmetric: only their squares on
-// and below the diagonal are computed, and those above it are these transposed. One thread does a matrix.
+// and below the diagonal are computed, and those above it are these transposed. A matrix that is higher than wide is
+// transposed as it is read, and again as it is written. One thread does a matrix.
 #pragma once
 
 namespace {
 
 struct Muon {
     Muon(int64_t height, int64_t width)
-        : strips(pieces(height)),
-          across(pieces(width)),
+        : height(height),
+          width(width),
+          is_high(height > width),
+          strips(pieces(std::min(height, width))),
+          across(pieces(std::max(height, width))),
           x(strips * across * PANEL),
           x_paired(strips * across * PANEL),
           x_turned(strips * across * PANEL),
@@ -21,14 +25,13 @@ struct Muon {
           sums(SQUARE),
           transposed(SQUARE) {}
 
-    // Iterates on the matrix with these rows, in place.
-    void run(const Rows& rows, const float* coefficients, int iterations) {
-        const Rows gram_rows{rows.tensor, 0, 0, strips * SIDE, strips * SIDE};
-        pack(rows, x.at(0));
+    // From and to [height, width].
+    void run(const float* from, float min_norm, const float* coefficients, int iterations, float* to) {
+        read_matrix(from, 1 / std::max(norm_of(from), min_norm));
         for (int n = 0; n < iterations; ++n) {
-            transpose(rows, true, x.at(0), x_turned.at(0));
+            turn_panels(across, x, x_turned);
             multiply_by_transposed(across, x, x_turned, gram, [](int64_t) {});
-            transpose(gram_rows, true, gram.at(0), gram_turned.at(0));
+            turn_panels(strips, gram, gram_turned);
             multiply_by_transposed(strips, gram, gram_turned, factor, [&](int64_t panel) {
                 scale_and_add(coefficients[2], coefficients[1], gram.at(panel));
             });
@@ -42,14 +45,68 @@ struct Muon {
                     to_left(sums.at(0), panel);
                 }
         }
-        for (int64_t row = 0; row < rows.tokens; ++row)
-            for (int64_t column = 0; column < rows.width; column += SIDE) {
-                const int64_t panel = column / SIDE * strips + row / SIDE;
-                copy_numbers(rows.width - column, x.at(panel * PANEL + row % SIDE * HALF), rows.at(row) + column);
-            }
+        write_matrix(to);
     }
 
    private:
+    float norm_of(const float* from) const {
+        constexpr int64_t CHUNK = 256 * LANES;  // numbers whose squares are summed in float32
+        const int64_t size = height * width;
+        double total = 0;
+        for (int64_t first = 0; first < size; first += CHUNK) {
+            const int64_t end = std::min(size, first + CHUNK);
+            floats squares{};
+            int64_t n = first;
+            for (; n + LANES <= end; n += LANES) squares += load(from + n) * load(from + n);
+            for (; n < end; ++n) total += double(from[n]) * from[n];
+            total += sum_of(squares);
+        }
+        return float(std::sqrt(total));
+    }
+
+    // Calls `work` on each square of the matrix as it lies in memory: its first row and column, how many rows and
+    // columns of the matrix it has, and its panel in `x`.
+    template <class Work>
+    void each_square(Work work) {
+        for (int64_t row = 0; row < height; row += SIDE)
+            for (int64_t column = 0; column < width; column += SIDE) {
+                const int64_t down = row / SIDE, right = column / SIDE;
+                const int64_t panel = is_high ? down * strips + right : right * strips + down;
+                work(row * width + column, std::min<int64_t>(SIDE, height - row),
+                     std::min<int64_t>(SIDE, width - column), x.at(panel * PANEL));
+            }
+    }
+
+    void read_matrix(const float* from, float scale) {
+        each_square([&](int64_t place, int64_t rows, int64_t columns, uint32_t* panel) {
+            std::fill_n(sums.at(0), SQUARE, 0.0f);
+            for (int64_t row = 0; row < rows; ++row)
+                for (int64_t column = 0; column < columns; ++column)
+                    *sums.at(row * SIDE + column) = scale * from[place + row * width + column];
+            if (is_high) turn(sums.at(0), SIDE, SIDE, transposed.at(0));
+            to_left(is_high ? transposed.at(0) : sums.at(0), panel);
+        });
+    }
+
+    void write_matrix(float* to) {
+        each_square([&](int64_t place, int64_t rows, int64_t columns, const uint32_t* panel) {
+            std::fill_n(sums.at(0), SQUARE, 0.0f);
+            scale_and_add(1, 1, panel);
+            if (is_high) turn(sums.at(0), SIDE, SIDE, transposed.at(0));
+            const float* square = is_high ? transposed.at(0) : sums.at(0);
+            for (int64_t row = 0; row < rows; ++row)
+                std::memcpy(to + place + row * width, square + row * SIDE, size_t(columns) * sizeof(float));
+        });
+    }
+
+    // Right panels [strips][across] of the transposed matrix, from left panels [across][strips].
+    void turn_panels(int64_t across, const Words& left, Words& right) {
+        for (int64_t column = 0; column < across; ++column)
+            for (int64_t strip = 0; strip < strips; ++strip)
+                turn(left.at((column * strips + strip) * PANEL), SIDE, HALF,
+                     right.at((strip * across + column) * PANEL));
+    }
+
     // Left panels of a matrix times its transposed, from left panels of the matrix and right panels of the
     // transposed; `steps` panels are summed. `change` may change the sums of a panel before they are rounded.
     template <class Change>
@@ -74,23 +131,25 @@ struct Muon {
     }
 
     const Instructions instructions{};
-    int64_t strips, across;
+    const int64_t height, width;
+    const bool is_high;
+    const int64_t strips, across;
     Words x, x_paired, x_turned, gram, gram_turned, factor;
     Floats sums, transposed;
 };
 
 }  // namespace
 
-// `matrices` are [count, height, width], and change in place. Returns 0, or 1 where there was no memory.
-extern "C" int pe_bench_iterate_muon(int64_t count, int64_t height, int64_t width, int threads, uint16_t* matrices,
-                                     const float* coefficients, int iterations) {
-    const Tensor tensor{matrices, height * width, 0, width, nullptr, 0};
+// `from` and `to` are [count, height, width]. Returns 0, or 1 where there was no memory.
+extern "C" int pe_bench_iterate_muon(int64_t count, int64_t height, int64_t width, int threads, const float* from,
+                                     float min_norm, const float* coefficients, int iterations, float* to) {
+    const int64_t size = height * width;
     std::atomic<int64_t> next{0};
     auto take = [&] {
         try {
             Muon muon(height, width);
             for (int64_t n = next++; n < count; n = next++)
-                muon.run({tensor, n, 0, height, width}, coefficients, iterations);
+                muon.run(from + n * size, min_norm, coefficients, iterations, to + n * size);
         } catch (const std::bad_alloc&) {
             // What this thread did not take, the others do.
         }

@@ -24,7 +24,7 @@ from pe_bench.config.schema import TrainConfig
 from pe_bench.model.accelerate import is_native
 from pe_bench.model.attention import native_bfloat16_is_faster
 from pe_bench.model.decoder import Decoder
-from pe_bench.native.layers import iterate_muon, muon_polynomials
+from pe_bench.native.layers import iterate_muon_in_bfloat16, muon_polynomials
 from pe_bench.training.sharding import gathered, is_sharded, own_part, own_rows
 
 MUON_MOMENTUM = 0.95
@@ -116,7 +116,7 @@ class Optimizer:
         """Return the orthogonalised momenta of matrices of one shape, [B, M, N]."""
         stacked = torch.stack([*momenta])
         if self.muon_dtype == torch.bfloat16:
-            return orthogonalise_in_bfloat16(stacked).to(stacked.dtype)
+            return orthogonalise_in_bfloat16(stacked)
         return orthogonalise(stacked)
 
     def _momenta(self, parameters: Sequence[Parameter]) -> Sequence[Tensor]:
@@ -162,25 +162,34 @@ def orthogonalise(matrices: Tensor) -> Tensor:
 
 
 def orthogonalise_in_bfloat16(matrices: Tensor) -> Tensor:
-    """Return the result of `orthogonalise`, computed in bfloat16, for matrices (B, M, N) of any type.
+    """Return the result of `orthogonalise`, computed in bfloat16, for float32 matrices (B, M, N).
 
     Each iteration computes X Xᵀ anew, as the authors of Muon do: updating it from iteration to iteration, as
     in `orthogonalise`, would accumulate the errors of eight bits.
     """
+    if can_iterate_natively(matrices):
+        return iterate_muon_in_bfloat16(matrices, MIN_NORM, MUON_COEFFICIENTS, MUON_ITERATIONS)
     if matrices.size(-2) > matrices.size(-1):
         return orthogonalise_in_bfloat16(matrices.mT).mT
     linear, cubic, quintic = MUON_COEFFICIENTS
     norms = torch.linalg.matrix_norm(matrices, keepdim=True).clamp_min(MIN_NORM)
-    moved = (matrices / norms).to(torch.bfloat16).contiguous()
-    # The compiled code does each matrix in one thread, and would leave threads idle with fewer matrices.
-    if native_bfloat16_is_faster(moved) and len(moved) >= torch.get_num_threads():
-        iterate_muon(moved, MUON_COEFFICIENTS, MUON_ITERATIONS)
-        return moved
+    moved = (matrices / norms).to(torch.bfloat16)
     for _ in range(MUON_ITERATIONS):
         square = moved @ moved.mT
         factor = torch.baddbmm(square, square, square, beta=cubic, alpha=quintic)
         moved = torch.baddbmm(moved, factor, moved, beta=linear)
-    return moved
+    return moved.to(matrices.dtype)
+
+
+def can_iterate_natively(matrices: Tensor) -> bool:
+    """Return true if compiled code iterates in bfloat16 on float32 matrices (B, M, N), and is the fastest.
+
+    It does a matrix in one thread, and would leave threads idle with fewer matrices than threads.
+    """
+    is_plain = matrices.dtype == torch.float32 and matrices.is_contiguous()
+    return (
+        is_plain and len(matrices) >= torch.get_num_threads() and native_bfloat16_is_faster(matrices.device)
+    )
 
 
 def make_optimizer(model: Decoder, train: TrainConfig, muon_dtype: torch.dtype | None = None) -> Optimizer:

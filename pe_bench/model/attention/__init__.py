@@ -104,7 +104,7 @@ def choose_path(
     if is_read_in_chunks or encoding.overrides("terms"):
         return chunk_path(encoding, q)
     if not encoding.overrides("bias", "distance_bias"):
-        return NATIVE if native or native_bfloat16_is_faster(q) else FUSED
+        return NATIVE if native or scores_bfloat16_natively(q) else FUSED
     if native and encoding.has_columns():
         return NATIVE_COLUMN
     if encoding.overrides("bias") or not can_tabulate(position):
@@ -135,18 +135,23 @@ def prefers_native_kernel(q: Tensor, *, hides_keys: bool = False) -> bool:
         return False
     if torch.is_grad_enabled() and q.requires_grad:
         return q.dtype in (torch.float32, torch.bfloat16)
-    is_fast = q.dtype == torch.float32 or native_bfloat16_is_faster(q)
+    is_fast = q.dtype == torch.float32 or scores_bfloat16_natively(q)
     return is_fast and (hides_keys or q.shape[-2] <= MAX_NATIVE_TOKENS)
 
 
-def native_bfloat16_is_faster(q: Tensor) -> bool:
-    """Return true if q is bfloat16 on a CPU without AMX for which we have a kernel.
+def native_bfloat16_is_faster(device: torch.device) -> bool:
+    """Return true on a CPU without AMX for which we have a kernel for bfloat16.
 
     There, our kernels beat PyTorch's in scoring and in Muon's iterations.
     """
-    if q.device.type != "cpu" or q.dtype != torch.bfloat16 or processor_features() >= AMX_FEATURES:
+    if device.type != "cpu" or processor_features() >= AMX_FEATURES:
         return False
     return usable_kernel(torch.bfloat16).library is not None
+
+
+def scores_bfloat16_natively(q: Tensor) -> bool:
+    """Return true if our kernels are the fastest to score queries of this type, bfloat16, and device."""
+    return q.dtype == torch.bfloat16 and native_bfloat16_is_faster(q.device)
 
 
 def can_use_tables(encoding: LayerEncoding, q: Tensor, position: Tensor) -> bool:
