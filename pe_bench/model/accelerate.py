@@ -1,9 +1,10 @@
 """Faster forms of the decoder's layers, with the results of `layers.py`; only `FASTER` registers them.
 
-In float32 on a CPU, `products.py` multiplies matrices, and compiled code (`pe_bench.native`) computes norms,
-activations and losses between the products, with gradients written by hand. On a GPU with gradients,
-PyTorch's compiler fuses the operations between the products. In all other cases (other types, autocast, no
-compiler) these classes call the plain layers.
+On a CPU, `products.py` multiplies matrices, and compiled code (`pe_bench.native`) computes norms, activations
+and losses between the products, with gradients written by hand: in float32, and of blocks in training under
+autocast to bfloat16 too. On a GPU with gradients, PyTorch's compiler fuses the operations between the
+products. In all other cases (other types, scoring under autocast, no compiler) these classes call the plain
+layers.
 
 Letters: B batch, T tokens, D model width, F width of the feedforward layer, E = 2 F, V tokens of the
 vocabulary, N tokens of all windows.
@@ -40,12 +41,27 @@ def accelerate(model: Model) -> Model:
 
 
 def is_native(x: Tensor, *more: Tensor) -> bool:
-    """Return true if compiled code can handle these tensors."""
+    """Return true if compiled code can handle these tensors without autocast."""
+    return not torch.is_autocast_enabled("cpu") and has_native_type(x, *more)
+
+
+def trains_natively(x: Tensor, *weights: Tensor) -> bool:
+    """Return true if compiled code can train a block with these tensors, also under autocast to bfloat16."""
+    if torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") != torch.bfloat16:
+        return False
+    return torch.is_grad_enabled() and has_native_type(x, *weights)
+
+
+def has_native_type(x: Tensor, *more: Tensor) -> bool:
+    """Return true if compiled code can handle tensors of these types on this device."""
     if any(tensor.dtype != torch.float32 for tensor in (x, *more)):
         return False
-    if x.device.type != "cpu" or torch.is_autocast_enabled("cpu"):
-        return False
-    return x.numel() > 0 and native.kernel().library is not None
+    return x.device.type == "cpu" and x.numel() > 0 and native.kernel().library is not None
+
+
+def operand_type() -> torch.dtype:
+    """Return the type of the operands of products on the CPU: float32, or that of autocast."""
+    return torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else torch.float32
 
 
 # Layers
@@ -94,7 +110,7 @@ class FastBlock(Block):
         weights = [layer.weight for layer in before]
         is_fused = is_training_on_gpu(x_BTD)
         can_accelerate = first == 0 and torch.is_grad_enabled()
-        if not can_accelerate or not (is_fused or is_native(x_BTD, *weights)):
+        if not can_accelerate or not (is_fused or trains_natively(x_BTD, *weights)):
             return super().forward(x_BTD, encoding, ids, window, first)
         project = project_fused if is_fused else NormedProjections.apply
         projected = cast(tuple[Tensor, ...], project(x_BTD, *weights))
@@ -105,7 +121,7 @@ class FastBlock(Block):
         weights = [layer.weight for layer in after]
         if is_fused:
             return finish_block_fused(x_BTD, read, *weights)
-        if is_native(x_BTD, read, *weights):
+        if trains_natively(x_BTD, *weights) and read.dtype == operand_type():
             return cast(Tensor, AfterAttention.apply(x_BTD, read, *weights))
         x_BTD = x_BTD + attention.output(read)
         return x_BTD + ffn(self.feedforward_norm(x_BTD))
@@ -174,23 +190,28 @@ def nll_fused(hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor) -> Tensor
 
 
 class NormedProjections(torch.autograd.Function):
-    """RMSNorm of x with the scale `weight_D`, and the products of the normed x with matrices [*, D]."""
+    """RMSNorm of x with the scale `weight_D`, and the products of the normed x with matrices [*, D].
+
+    The normed x is float32; the products have the type of their operands (`operand_type`).
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight_D: Tensor, *matrices: Tensor) -> tuple[Tensor, ...]:
         x = x.contiguous()
         normed, factor_N = native.rms_norm(x, weight_D, NORM_EPSILON)
-        ctx.save_for_backward(x, weight_D, normed, factor_N, *matrices)
+        operand = normed.to(operand_type())
+        operand_matrices = [matrix.to(operand.dtype) for matrix in matrices]
+        ctx.save_for_backward(x, weight_D, operand, factor_N, *operand_matrices)
         ctx.set_materialize_grads(False)
-        return normed, *(linear(normed, matrix) for matrix in matrices)
+        return normed, *(linear(operand, matrix) for matrix in operand_matrices)
 
     @staticmethod
     @once_differentiable
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
         ctx: Any, grad_normed: Tensor | None, *grad_products: Tensor | None
     ) -> tuple[Tensor | None, ...]:
-        x, weight_D, normed, factor_N, *matrices = ctx.saved_tensors
-        rows_ND = normed.flatten(0, -2)
+        x, weight_D, operand, factor_N, *matrices = ctx.saved_tensors
+        rows_ND = operand.flatten(0, -2)
         grad_rows_ND = None if grad_normed is None else grad_normed.reshape(rows_ND.shape)
         grad_products_N = []  # the gradients of the products that have one
         for matrix, grad_product in zip(matrices, grad_products, strict=True):
@@ -199,7 +220,7 @@ class NormedProjections(torch.autograd.Function):
             grad_product_N = grad_product.reshape(-1, grad_product.shape[-1])
             grad_products_N.append(grad_product_N)
             if grad_rows_ND is None:
-                grad_rows_ND = mm(grad_product_N, matrix)
+                grad_rows_ND = mm(grad_product_N, matrix).float()
             else:
                 grad_rows_ND = addmm(grad_rows_ND, grad_product_N, matrix)
         assert grad_rows_ND is not None, "some output has a gradient"
@@ -210,39 +231,50 @@ class NormedProjections(torch.autograd.Function):
 
 
 class AfterAttention(torch.autograd.Function):
-    """The rest of a block after attention: y + down(swiglu(norm(y))) with y = x + output(read)."""
+    """The rest of a block after attention: y + down(swiglu(norm(y))) with y = x + output(read).
+
+    x and the result are float32. read has the type of the operands of products (`operand_type`).
+    """
 
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, read: Tensor, output: Tensor, weight_D: Tensor, *matrices: Tensor
     ) -> Tensor:
         gate_FD, up_FD, down_DF = matrices
+        dtype = read.dtype
         read_N = read.reshape(-1, read.shape[-1])
+        output = output.to(dtype)
+        down_DF = down_DF.to(dtype)
         x_ND = addmm(x.reshape(-1, x.shape[-1]), read_N, output.t())
         normed_ND, factor_N = native.rms_norm(x_ND, weight_D, NORM_EPSILON)
-        both_ED = torch.cat([gate_FD, up_FD])  # one product is faster than two
-        both_NE = linear(normed_ND, both_ED)
+        operand_ND = normed_ND.to(dtype)
+        both_ED = gate_FD.new_empty(2 * len(gate_FD), gate_FD.shape[1], dtype=dtype)
+        torch.cat([gate_FD, up_FD], out=both_ED)  # one product is faster than two
+        both_NE = linear(operand_ND, both_ED)
         product_NF = native.swiglu(both_NE)
         ctx.save_for_backward(
-            read_N, output, x_ND, weight_D, normed_ND, factor_N, both_NE, product_NF, both_ED, down_DF
+            read_N, output, x_ND, weight_D, operand_ND, factor_N, both_NE, product_NF, both_ED, down_DF
         )
         return addmm(x_ND, product_NF, down_DF.t()).view(x.shape)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        (read_N, output, x_ND, weight_D, normed_ND, factor_N, both_NE, product_NF, both_ED, down_DF) = (
+        (read_N, output, x_ND, weight_D, operand_ND, factor_N, both_NE, product_NF, both_ED, down_DF) = (
             ctx.saved_tensors
         )
+        dtype = read_N.dtype
         grad_ND = grad_out.reshape(x_ND.shape).contiguous()
-        grad_down = mm(grad_ND.t(), product_NF)
-        grad_both_NE = native.swiglu_backward(mm(grad_ND, down_DF), both_NE)
-        grad_gate, grad_up = weight_gradients(normed_ND, grad_both_NE)[0].chunk(2)
-        grad_normed_ND = mm(grad_both_NE, both_ED)
+        grad_operand_ND = grad_ND.to(dtype)
+        grad_down = mm(grad_operand_ND.t(), product_NF).float()
+        grad_both_NE = native.swiglu_backward(mm(grad_operand_ND, down_DF), both_NE)
+        grad_gate, grad_up = weight_gradients(operand_ND, grad_both_NE)[0].chunk(2)
+        grad_normed_ND = mm(grad_both_NE, both_ED).float()
         grad_x_ND, grad_norm = native.rms_norm_backward(grad_normed_ND, x_ND, weight_D, factor_N, grad_ND)
         grad_x = grad_x_ND.view(grad_out.shape)
-        grad_read = mm(grad_x_ND, output).view(*grad_out.shape[:-1], -1)
-        grad_output = mm(grad_x_ND.t(), read_N)
+        grad_sum_ND = grad_x_ND.to(dtype)
+        grad_read = mm(grad_sum_ND, output).view(*grad_out.shape[:-1], -1)
+        grad_output = mm(grad_sum_ND.t(), read_N).float()
         return grad_x, grad_read, grad_output, grad_norm, grad_gate, grad_up, grad_down
 
 

@@ -1,7 +1,8 @@
-"""Products of float32 matrices, by the library in PyTorch that uses the whole processor.
+"""Products of matrices of float32 or bfloat16, by the library in PyTorch that uses the whole processor.
 
 PyTorch multiplies float32 matrices with MKL, which uses AVX-512 only on Intel's processors; oneDNN, the other
-library in PyTorch, uses AVX-512 on all. No gradient flows through these functions.
+library in PyTorch, uses AVX-512 on all. It multiplies bfloat16 matrices with oneDNN. No gradient flows
+through these functions.
 """
 
 from functools import cache
@@ -23,7 +24,7 @@ def is_onednn_faster() -> bool:
 
 def linear(x: Tensor, weight: Tensor) -> Tensor:
     """Return x weightᵀ, [.., N], from x [.., K] and weight [N, K]."""
-    if not is_onednn_faster():
+    if x.dtype != torch.float32 or not is_onednn_faster():
         return functional.linear(x, weight)
     return torch.ops.mkldnn._linear_pointwise(x, weight, None, "none", [], "")
 
@@ -34,16 +35,21 @@ def mm(a: Tensor, b: Tensor) -> Tensor:
 
 
 def addmm(c: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """Return c + a b, as `torch.addmm` does."""
+    """Return c + a b, as `torch.addmm` does; in float32 if c is float32, and a and b are bfloat16."""
+    if a.dtype != torch.float32:
+        return torch.add(c, torch.mm(a, b))
     if is_onednn_faster():
         return linear(a, b.t()).add_(c)
     return torch.addmm(c, a, b)
 
 
 def weight_gradients(rows_NK: Tensor, *grads_NM: Tensor) -> list[Tensor]:
-    """Return the gradients [M, K] of weights W, from the rows and the gradients of the products rows Wᵀ."""
-    if not grads_NM or not is_onednn_faster():
-        return [torch.mm(grad_NM.t(), rows_NK) for grad_NM in grads_NM]
+    """Return the gradients [M, K] of weights W, from the rows and the gradients of the products rows Wᵀ.
+
+    The gradients of weights are float32.
+    """
+    if rows_NK.dtype != torch.float32 or not grads_NM or not is_onednn_faster():
+        return [torch.mm(grad_NM.t(), rows_NK).float() for grad_NM in grads_NM]
     # oneDNN copies a first operand that is a transpose. One copy of the rows is used for all products.
     transposed_KN = rows_NK.t().contiguous()
     return [mm(transposed_KN, grad_NM).t() for grad_NM in grads_NM]

@@ -23,23 +23,9 @@ constexpr int SQUARE = SIDE * SIDE;
 constexpr int MOST = 4;  // squares whose products are added up before they are stored
 static_assert(HALF % LANES == 0);
 
-typedef uint32_t words __attribute__((vector_size(LANES * sizeof(uint32_t))));
-typedef uint16_t halves __attribute__((vector_size(LANES * sizeof(uint16_t))));
 using Lanes = std::make_integer_sequence<int, LANES>;
 
 constexpr int64_t pieces(int64_t count) { return (count + SIDE - 1) / SIDE; }
-
-template <class Vector>
-Vector read(const void* from) {
-    Vector value;
-    std::memcpy(&value, from, sizeof value);
-    return value;
-}
-
-template <class Vector>
-void write(void* to, Vector value) {
-    std::memcpy(to, &value, sizeof value);
-}
 
 // The first or the last halves of two vectors, lane by lane in turn.
 template <int... LANE>
@@ -52,20 +38,6 @@ words alternated(words a, words b, bool first, std::integer_sequence<int, LANE..
 template <int... LANE>
 floats moved_up(floats value, floats below, std::integer_sequence<int, LANE...>) {
     return __builtin_shufflevector(below, value, (LANES - 1 + LANE)...);
-}
-
-// Rounded to bfloat16, to the nearest, ties to even: its bits.
-inline words rounded(floats value) {
-    const words bits = read<words>(&value);
-    const words nearest = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-    return value == value ? nearest : words{} + 0x7fc0;
-}
-
-inline words widened(const uint16_t* from) { return __builtin_convertvector(read<halves>(from), words); }
-
-inline floats number_of(words bits) {
-    const words high = bits << 16;
-    return read<floats>(&high);
 }
 
 // [rows x columns] words, transposed. Rows r and r + n / 2 in turn, log2 n times, transpose n x n: every time

@@ -83,6 +83,35 @@ inline floats load(const float* from) {
 
 inline void store(float* to, floats value) { std::memcpy(to, &value, sizeof value); }
 
+template <class Vector>
+Vector read(const void* from) {
+    Vector value;
+    std::memcpy(&value, from, sizeof value);
+    return value;
+}
+
+template <class Vector>
+void write(void* to, Vector value) {
+    std::memcpy(to, &value, sizeof value);
+}
+
+typedef uint32_t words __attribute__((vector_size(LANES * sizeof(uint32_t))));
+typedef uint16_t halves __attribute__((vector_size(LANES * sizeof(uint16_t))));
+
+// Rounded to bfloat16, to the nearest, ties to even: its bits.
+inline words rounded(floats value) {
+    const words bits = read<words>(&value);
+    const words nearest = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+    return value == value ? nearest : words{} + 0x7fc0;
+}
+
+inline words widened(const uint16_t* from) { return __builtin_convertvector(read<halves>(from), words); }
+
+inline floats number_of(words bits) {
+    const words high = bits << 16;
+    return read<floats>(&high);
+}
+
 inline floats all(float value) { return floats{} + value; }
 
 inline floats larger(floats a, floats b) { return a > b ? a : b; }

@@ -29,6 +29,17 @@ inline void store(float* to, floats value, int64_t count) {
         std::memcpy(to, &value, size_t(count) * sizeof(float));
 }
 
+inline floats load(const uint16_t* from, int64_t count) {
+    uint16_t numbers[LANES] = {};
+    std::memcpy(numbers, from, size_t(count) * sizeof(uint16_t));
+    return number_of(widened(numbers));
+}
+
+inline void store(uint16_t* to, floats value, int64_t count) {
+    const halves numbers = __builtin_convertvector(rounded(value), halves);
+    std::memcpy(to, &numbers, size_t(count) * sizeof(uint16_t));
+}
+
 // Visits a row by vectors: the first number of each, and how many there are.
 template <class Visit>
 inline void each_vector(int64_t width, Visit visit) {
@@ -53,6 +64,35 @@ void each_chunk(int64_t rows, int threads, Work work) {
 inline floats sigmoid(floats x) {
     const floats fallen = exp_of_nonpositive(x < 0.0f ? x : -x);
     return (x < 0.0f ? fallen : all(1.0f)) / (1.0f + fallen);
+}
+
+template <class Number>
+void swiglu(int64_t rows, int64_t width, int threads, const Number* both, Number* out) {
+    each_chunk(rows, threads, [&](int64_t, int64_t first, int64_t last) {
+        for (int64_t row = first; row < last; ++row) {
+            const Number *gate = both + row * 2 * width, *up = gate + width;
+            each_vector(width, [&](int64_t c, int64_t n) {
+                const floats x = load(gate + c, n);
+                store(out + row * width + c, x * sigmoid(x) * load(up + c, n), n);
+            });
+        }
+    });
+}
+
+template <class Number>
+void swiglu_backward(int64_t rows, int64_t width, int threads, const Number* slope, const Number* both,
+                     Number* of_both) {
+    each_chunk(rows, threads, [&](int64_t, int64_t first, int64_t last) {
+        for (int64_t row = first; row < last; ++row) {
+            const Number *gate = both + row * 2 * width, *up = gate + width, *from = slope + row * width;
+            Number *of_gate = of_both + row * 2 * width, *of_up = of_gate + width;
+            each_vector(width, [&](int64_t c, int64_t n) {
+                const floats x = load(gate + c, n), gradient = load(from + c, n), share = sigmoid(x);
+                store(of_up + c, gradient * x * share, n);
+                store(of_gate + c, gradient * load(up + c, n) * share * (1.0f + x * (1.0f - share)), n);
+            });
+        }
+    });
 }
 
 }  // namespace
@@ -113,30 +153,21 @@ void pe_bench_rms_norm_backward(int64_t rows, int64_t width, int threads, const 
 
 // out [rows, width] = gate / (1 + e^-gate) up; a row of `both` [rows, 2 width] has the gate and what passes it.
 void pe_bench_swiglu(int64_t rows, int64_t width, int threads, const float* both, float* out) {
-    each_chunk(rows, threads, [&](int64_t, int64_t first, int64_t last) {
-        for (int64_t row = first; row < last; ++row) {
-            const float *gate = both + row * 2 * width, *up = gate + width;
-            each_vector(width, [&](int64_t c, int64_t n) {
-                const floats x = load(gate + c, n);
-                store(out + row * width + c, x * sigmoid(x) * load(up + c, n), n);
-            });
-        }
-    });
+    swiglu(rows, width, threads, both, out);
+}
+
+void pe_bench_swiglu_bfloat16(int64_t rows, int64_t width, int threads, const uint16_t* both, uint16_t* out) {
+    swiglu(rows, width, threads, both, out);
 }
 
 void pe_bench_swiglu_backward(int64_t rows, int64_t width, int threads, const float* slope, const float* both,
                               float* of_both) {
-    each_chunk(rows, threads, [&](int64_t, int64_t first, int64_t last) {
-        for (int64_t row = first; row < last; ++row) {
-            const float *gate = both + row * 2 * width, *up = gate + width, *from = slope + row * width;
-            float *of_gate = of_both + row * 2 * width, *of_up = of_gate + width;
-            each_vector(width, [&](int64_t c, int64_t n) {
-                const floats x = load(gate + c, n), gradient = load(from + c, n), share = sigmoid(x);
-                store(of_up + c, gradient * x * share, n);
-                store(of_gate + c, gradient * load(up + c, n) * share * (1.0f + x * (1.0f - share)), n);
-            });
-        }
-    });
+    swiglu_backward(rows, width, threads, slope, both, of_both);
+}
+
+void pe_bench_swiglu_backward_bfloat16(int64_t rows, int64_t width, int threads, const uint16_t* slope,
+                                       const uint16_t* both, uint16_t* of_both) {
+    swiglu_backward(rows, width, threads, slope, both, of_both);
 }
 
 // Turns the pairs (c, c + pairs) of x by the angles of a token, each with a cosine and a sine; `sign` -1 turns

@@ -52,18 +52,27 @@ def rms_norm_backward(
 
 
 def swiglu(gate_and_up: Tensor) -> Tensor:
-    """Return silu(gate) * up [.., F] from gate and up, concatenated [.., 2 F]."""
+    """Return silu(gate) * up [.., F] from gate and up, concatenated [.., 2 F]; float32 or bfloat16."""
     width = gate_and_up.shape[-1] // 2
     out = gate_and_up.new_empty(*gate_and_up.shape[:-1], width)
-    _call_for_rows("pe_bench_swiglu", out, gate_and_up, out)
+    _call_for_rows(f"pe_bench_swiglu{_suffix(out)}", out, gate_and_up, out)
     return out
 
 
 def swiglu_backward(grad_out: Tensor, gate_and_up: Tensor) -> Tensor:
-    """Return the gradient [.., 2 F] of `gate_and_up`, from the gradient of the output of `swiglu`."""
+    """Return the gradient [.., 2 F] of `gate_and_up`, from the gradient of the output of `swiglu`.
+
+    All are float32 or bfloat16.
+    """
     grad_gate_and_up = torch.empty_like(gate_and_up)
-    _call_for_rows("pe_bench_swiglu_backward", grad_out, grad_out, gate_and_up, grad_gate_and_up)
+    name = f"pe_bench_swiglu_backward{_suffix(grad_out)}"
+    _call_for_rows(name, grad_out, grad_out, gate_and_up, grad_gate_and_up)
     return grad_gate_and_up
+
+
+def _suffix(x: Tensor) -> str:
+    """Return the end of the name of a compiled function for tensors of this type."""
+    return "_bfloat16" if x.dtype == torch.bfloat16 else ""
 
 
 def nll(logits_NV: Tensor, targets_N: Tensor) -> tuple[Tensor, Tensor]:

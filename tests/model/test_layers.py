@@ -33,16 +33,18 @@ def tokens() -> Tensor:
     return torch.randint(len(VOCABULARY), (3, 33), generator=torch.Generator().manual_seed(0))
 
 
-def results(model: Decoder, first: int = 0) -> dict[str, Tensor]:
-    """The NLL of every target, and the gradients of a weighted sum of them."""
+def results(model: Decoder, first: int = 0, *, bfloat16: bool = False) -> dict[str, Tensor]:
+    """The NLL of every target, and the gradients of a weighted sum of them; bfloat16: under autocast."""
     tokens_BT = tokens()
     ids = model.encoding.ids(tokens_BT[:, :-1], train=True, generator=torch.Generator().manual_seed(0))
-    hidden_BTD = model.hidden(tokens_BT[:, :-1], ids, first=first)
     targets_N = tokens_BT[:, 1 + first :].flatten()
-    if hidden_BTD.dtype == torch.float32:
-        nll = model.nll(hidden_BTD.flatten(0, 1), targets_N)
-    else:
-        nll = cross_entropy(hidden_BTD.flatten(0, 1) @ model.output_weight.mT, targets_N, reduction="none")
+    with torch.autocast("cpu", torch.bfloat16, enabled=bfloat16):
+        hidden_BTD = model.hidden(tokens_BT[:, :-1], ids, first=first)
+        if hidden_BTD.dtype == torch.float32:
+            nll = model.nll(hidden_BTD.flatten(0, 1), targets_N)
+        else:
+            logits_NV = hidden_BTD.flatten(0, 1) @ model.output_weight.mT
+            nll = cross_entropy(logits_NV, targets_N, reduction="none")
     model.zero_grad()
     (nll * torch.linspace(-1, 2, len(nll))).sum().backward()
     gradients = {name: leaf.grad.clone() for name, leaf in model.named_parameters() if leaf.grad is not None}
@@ -102,6 +104,24 @@ def test_losses_and_gradients_are_as_near_to_float64_as_those_of_pytorch(
             assert error <= 4 * theirs[name] + 2e-6, name
 
 
+@here
+@pytest.mark.parametrize("encoding", ["rope", "t5", "fox", "dape", "gated_deltanet"])
+def test_blocks_trained_in_bfloat16_are_as_near_to_float64_as_those_of_pytorch(
+    encoding: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for more in ([], ["model.tie_embeddings=false"]):
+        overrides = [f"encoding={encoding}", *more]
+        exact = results(model_of(*overrides).double())
+        found = results(model_of(*overrides), bfloat16=True)
+        with monkeypatch.context() as patch:
+            patch.setattr(native, "kernel", lambda: Kernel(None, "switched off"))
+            theirs = largest_errors(results(model_of(*overrides), bfloat16=True), exact)
+        ours = largest_errors(found, exact)
+        assert sum(ours.values()) <= 1.2 * sum(theirs.values())
+        for name, error in ours.items():
+            assert error <= 4 * theirs[name] + 2**-8, name
+
+
 @has_onednn
 @pytest.mark.parametrize(
     ("vendor", "flag", "is_faster"),
@@ -122,6 +142,10 @@ def test_training_runs_in_the_compiled_code(monkeypatch: pytest.MonkeyPatch) -> 
     )
     results(model_of("encoding=rope"))
     assert {f"pe_bench_{name}" for name in ("rms_norm", "rms_norm_backward", "swiglu", "nll")} <= {*calls}
+    calls.clear()
+    results(model_of("encoding=rope"), bfloat16=True)
+    in_bfloat16 = ("rms_norm", "rms_norm_backward", "swiglu_bfloat16", "swiglu_backward_bfloat16")
+    assert {f"pe_bench_{name}" for name in in_bfloat16} <= {*calls}
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # which the compiler looks at
@@ -161,10 +185,12 @@ def test_logits_of_any_size_have_a_loss_and_what_is_no_number_stays_none() -> No
     assert torch.equal(huge, torch.tensor([[1e30, 0.0, 0.0]]))
 
 
-def test_other_types_and_autocast_are_pytorchs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_types_and_scoring_under_autocast_are_pytorchs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "_call_for_rows", lambda *_: pytest.fail("compiled code ran"))
     results(model_of("encoding=rope").double())
-    with torch.autocast("cpu", torch.bfloat16):
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        model_of("encoding=nope").hidden(tokens(), torch.arange(33))
+    with torch.autocast("cpu", torch.float16):
         model_of("encoding=nope").hidden(tokens(), torch.arange(33))
 
 
