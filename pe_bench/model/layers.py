@@ -27,6 +27,10 @@ class RMSNorm(nn.RMSNorm):
     def __init__(self, width: int):
         super().__init__(width, eps=NORM_EPSILON)
 
+    def forward(self, x: Tensor) -> Tensor:
+        # Queries and keys are bfloat16 under autocast, and PyTorch warns if the scale has another type.
+        return super().forward(x.to(self.weight.dtype)).to(x.dtype)
+
 
 class Linear(nn.Linear):
     """A product with a matrix, without a bias."""

@@ -109,7 +109,7 @@ def test_losses_and_gradients_are_as_near_to_float64_as_those_of_pytorch(
 def test_blocks_trained_in_bfloat16_are_as_near_to_float64_as_those_of_pytorch(
     encoding: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for more in ([], ["model.tie_embeddings=false"]):
+    for more in ([], ["model.tie_embeddings=false", "model.qk_norm=true"]):
         overrides = [f"encoding={encoding}", *more]
         exact = results(model_of(*overrides).double())
         found = results(model_of(*overrides), bfloat16=True)
