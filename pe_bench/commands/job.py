@@ -64,7 +64,7 @@ def load(config: Config, planner: Planner = make_plans, run: Path | None = None)
     with user_code_errors():
         model = build_decoder(config, data.vocabulary, encoding)
     machine.adapt_threads()
-    dry_run_training(model, config.train.length, config.encoding["name"])
+    dry_run_training(model, config.train.length, encoding)
     if config.train.only:
         rates = model.encoding.lr_multiples(config.train.encoding_lr)
         learns = any(rates.values())
@@ -81,7 +81,7 @@ def load(config: Config, planner: Planner = make_plans, run: Path | None = None)
         before = parent.config if config.train.from_run else None
         label, first, own_setting = parent.stage(stage_label(encoding, before), config, own_setting)
     plans = planner(config, config.eval, data)
-    refuse_lookahead_in_text(model, _windows_of_text(data, config.train.length), config.encoding["name"])
+    refuse_lookahead_in_text(model, _windows_of_text(data, config.train.length), encoding)
     start = parent.run if parent is not None and config.train.from_run else None
     job = Job(config, folder, own_setting, label, label, device, dtype, threads, data, model, first, start)
     if parent is not None:
@@ -217,11 +217,11 @@ def with_weights(job: Job, trained: checkpoint.Checkpoint) -> Job:
     """Load trained weights into the job's model. Raise `RunError` for a model that learned to read ahead."""
     checkpoint.load_weights(trained.path, job.model)
     train = job.config.train
-    name = job.config.encoding["name"]
+    encoding = EncodingSpec(job.config.encoding, job.config.search)
     try:
         weights = "with its trained weights"
-        refuse_lookahead(job.model, train.length, name, weights)
-        refuse_lookahead_in_text(job.model, _windows_of_text(job.data, train.length), name, weights)
+        refuse_lookahead(job.model, train.length, encoding, weights)
+        refuse_lookahead_in_text(job.model, _windows_of_text(job.data, train.length), encoding, weights)
     except UserError as error:
         raise RunError(str(error)) from error
     return replace(job, tokens_per_second=trained.step * train.batch_tokens / trained.train_seconds)

@@ -1,5 +1,6 @@
 """The encoding of a configuration: its label, its identity, its options and its construction."""
 
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -226,6 +227,19 @@ class EncodingSpec:
         """Return the label of an encoding inside an option, such as `p_rope(fraction=0.25)`."""
         name, _, options = self.label.partition(" ")
         return f"{name}({options})" if options else name
+
+    @property
+    def check_command(self) -> str:
+        """Return the command that checks the encoding with its modifiers, without their options."""
+        name = str(self.values["name"])
+        files = [folder / "encoding" / f"{name}.yaml" for folder in self.search]
+        has_file = self.base.is_built_in or any(map(Path.is_file, files))
+        words = ["pe-bench", "check", name if has_file else str(self.values["class"])]
+        if self.modifiers:
+            words.append(f"modifier=[{','.join(self.modifiers)}]")
+        for folder in self.search:
+            words += ["--config-dir", str(folder)]
+        return shlex.join(words)
 
     def identity(self) -> list[dict[str, Any]]:
         """Return the identity of each part, for the hash in a run's name."""

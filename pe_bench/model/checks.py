@@ -9,9 +9,11 @@ from itertools import chain
 import torch
 from torch import Tensor, nn
 
+from pe_bench.config.schema import Config
 from pe_bench.encodings.base import LayerEncoding, LengthError, PositionalEncoding
 from pe_bench.encodings.load import opened_later
 from pe_bench.encodings.modules import OUTSIDE_MODULE, public_text
+from pe_bench.encodings.spec import EncodingSpec
 from pe_bench.errors import RunError, UserError, first_line, require
 from pe_bench.model.decoder import Decoder, LanguageModel
 from pe_bench.system.machine import is_out_of_memory
@@ -20,12 +22,12 @@ from pe_bench.system.terminal import say
 
 
 @torch.no_grad()
-def dry_run_training(model: Decoder, length: int, name: str = "NAME") -> None:
+def dry_run_training(model: Decoder, length: int, spec: EncodingSpec) -> None:
     """Run the model on one window of this length, as training would, and print warnings.
 
-    name: the encoding's name, for the command in messages. Raises `UserError` for a length that the encoding
-    refuses, an error in a user's own code, infinite or NaN outputs of finite weights, and outputs that depend
-    on later tokens.
+    spec: the model's encoding, for messages. Raises `UserError` for a length that the encoding refuses, an
+    error in a user's own code, infinite or NaN outputs of finite weights, and outputs that depend on later
+    tokens.
     """
     tokens = torch.zeros(1, length, dtype=torch.long)
     before = _saved_names(model.encoding)
@@ -45,10 +47,15 @@ def dry_run_training(model: Decoder, length: int, name: str = "NAME") -> None:
     if not hidden.isfinite().all():
         has_finite_weights = all(weight.isfinite().all() for weight in model.parameters())
         message = f"the encoding gives values that are not finite in a window of {length} tokens: try"
-        require(not has_finite_weights, f"{message} `pe-bench check {name}`")
-    refuse_lookahead(model, length, name)
+        require(not has_finite_weights, f"{message} `{spec.check_command}`")
+    refuse_lookahead(model, length, spec)
     for line in uncovered_file_warnings(model.encoding):
         say(f"warning: {line}")
+
+
+def check_command(config: Config) -> str:
+    """Return the command that checks a configuration's encoding."""
+    return EncodingSpec(config.encoding, config.search).check_command
 
 
 def _saved_names(encoding: nn.Module) -> set[str]:
@@ -70,31 +77,33 @@ TOKENS_PER_BATCH = 1024  # tokens in a batch of windows, as many as a step of tr
 WINDOWS_TO_CHECK = 4  # windows
 
 
-def refuse_lookahead(model: LanguageModel, length: int, name: str, weights: str = "") -> None:
+def refuse_lookahead(model: LanguageModel, length: int, spec: EncodingSpec, weights: str = "") -> None:
     """Raise `UserError` if outputs of a random window of this length depend on later tokens.
 
-    name: the encoding's name, for the command in messages. weights: a description of the weights, for the
-    message.
+    spec: the model's encoding; weights: a description of the weights. Both are for the message.
     """
     with user_code_errors(model.encoding):
         problem = find_lookahead(model, length)
-    _require_no_lookahead(problem, name, weights)
+    _require_no_lookahead(problem, spec, weights)
 
 
-def refuse_lookahead_in_text(model: LanguageModel, texts: Tensor, name: str, weights: str = "") -> None:
+def refuse_lookahead_in_text(
+    model: LanguageModel, texts: Tensor, spec: EncodingSpec, weights: str = ""
+) -> None:
     """Raise `UserError` if outputs of windows of text [n, T] depend on later tokens.
 
-    name, weights: as in `refuse_lookahead`.
+    spec, weights: as in `refuse_lookahead`.
     """
     with user_code_errors(model.encoding):
         problem = find_lookahead_in_text(model, texts)
-    _require_no_lookahead(problem, name, weights)
+    _require_no_lookahead(problem, spec, weights)
 
 
-def _require_no_lookahead(problem: str, name: str, weights: str) -> None:
+def _require_no_lookahead(problem: str, spec: EncodingSpec, weights: str) -> None:
     """Raise `UserError` if `problem`, the description of a dependence on later tokens, is not empty."""
-    message = f"{name} reads later tokens{weights and f' {weights}'}, so its scores would mean nothing: "
-    require(not problem, f"{message}{problem}; `pe-bench check {name}` says where")
+    reads = f"{spec.values['name']} reads later tokens{weights and f' {weights}'}"
+    message = f"{reads}, so its scores would mean nothing: {problem}"
+    require(not problem, f"{message}; `{spec.check_command}` says where")
 
 
 @torch.no_grad()

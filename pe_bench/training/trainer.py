@@ -17,7 +17,7 @@ from pe_bench.config.schema import Config
 from pe_bench.data.batches import Batch, windows_of
 from pe_bench.data.packed import Data
 from pe_bench.errors import RunError
-from pe_bench.model.checks import user_code_errors
+from pe_bench.model.checks import check_command, user_code_errors
 from pe_bench.model.decoder import Decoder, derive_seed
 from pe_bench.runs.job import Job
 from pe_bench.system.machine import adapt_threads, keep_freed_memory, multiplies_bfloat16, set_threads
@@ -258,7 +258,7 @@ class Trainer:
         what = f"the gradient's norm ({norm})" if math.isfinite(loss) else f"the loss ({loss})"
         way_out = f"what was saved is kept: lower train.lr={self.config.train.lr:g}"
         if number == 0:  # no weight has changed yet
-            way_out = f"try `pe-bench check {self.config.encoding['name']}`"
+            way_out = f"try `{check_command(self.config)}`"
         raise RunError(f"{what} is not finite at step {number + 1}; {way_out}")
 
 

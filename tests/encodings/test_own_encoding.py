@@ -1,6 +1,7 @@
 """A person's own encoding: one file and one YAML, outside the package."""
 
 import re
+import shlex
 import sys
 from pathlib import Path
 
@@ -103,6 +104,29 @@ def test_what_cannot_work_is_one_line_before_anything_is_written(
     outcome = train_own()
     assert outcome.code == 2 and message in outcome.line
     assert not (folder / "results").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "checked"),
+    [
+        ("encoding={own}/encoding/mine.py:RootBias", "{own}/encoding/mine.py:RootBias"),
+        ("encoding=mine --config-dir {own}", "mine --config-dir {own}"),
+        (
+            "encoding=mine modifier=[logn] --config-dir {own}",
+            "mine 'modifier=[logn]' --config-dir {own}",
+        ),
+    ],
+)
+def test_a_message_about_a_faulty_encoding_names_a_command_that_checks_it(
+    train, command, own, words, checked
+):
+    own.write_text(own.read_text().replace("sqrt()", "log()"))
+    folder = own.parent.parent
+    checked = checked.format(own=folder)
+    outcome = train(*words.format(own=folder).split())
+    assert outcome.line.endswith(f": try `pe-bench check {checked}`")
+    found = command("check", *shlex.split(checked))
+    assert found.code == 1 and "not finite" in found.out
 
 
 WRONG_DECLARATIONS = {
