@@ -20,7 +20,7 @@ from pe_bench.values import expand_user
 MAX_NAMED_FILES = 10  # unreadable files in one message
 UNREADABLE_HINT = "convert them, or take them out of the folder"
 NO_TEXT_HINT = "convert them, take them out of the folder, or say data.encoding=NAME, such as latin-1"
-JSON_SUFFIXES = (".json", ".jsonl", ".ndjson", ".jsonl.gz", ".ndjson.gz")
+JSON_SUFFIXES = (".json", ".jsonl", ".ndjson", ".json.gz", ".jsonl.gz", ".ndjson.gz")
 PARQUET_ROWS = 256  # the rows of Parquet that are in memory at once
 # Folders with tests, other people's packages, applications, copies and tables.
 STDLIB_FOLDERS_LEFT_OUT = {

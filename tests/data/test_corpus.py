@@ -106,7 +106,9 @@ def test_rows_of_json_lines_and_parquet_are_documents(tmp_path):
     assert {document.text.decode() for document in documents} == {"one\ntwo", "drei é"}
 
 
-@pytest.mark.parametrize("name", ["a.ndjson", "a.JSONL", "a.Json", "a.ndjson.gz", "A.JSONL.GZ", "a.PARQUET"])
+@pytest.mark.parametrize(
+    "name", ["a.ndjson", "a.JSONL", "a.Json", "a.json.gz", "a.ndjson.gz", "A.JSONL.GZ", "a.PARQUET"]
+)
 def test_rows_are_read_whatever_the_case_of_the_suffix(tmp_path: Path, name: str) -> None:
     lines = write_rows(tmp_path / "rows", {"text": "one"}, {"text": "two"})
     content = lines.read_bytes()
