@@ -68,6 +68,9 @@ def describe_split(
     way_out = "data.validation_path=FILE names other text to validate on"
     amount = count(len(documents), "document")
     if any(document.name.endswith("%:]") for document in validation):
+        cut = {document.name.rpartition("[")[0] for document in train}
+        if not cut <= names:
+            return f"{amount}, cut into {len(cut)} pieces, of which the end of each is validated; {way_out}"
         if len(documents) == 1:
             return f"{amount}, cut in two: its end is validated; {way_out}"
         return f"{amount}, each cut in two: the end of each is validated; {way_out}"

@@ -280,6 +280,14 @@ def test_short_or_many_documents_are_not_cut_and_few_short_ones_in_two() -> None
     assert describe_split(few, *sides).startswith("3 documents, each cut in two")
 
 
+def test_a_note_says_how_many_pieces_of_a_document_are_cut_in_two() -> None:
+    novel = [Document("novel", noise(50_000, 1))]
+    sides = split_corpus(novel, None, 0.2, least=20)
+    assert [len(side) for side in sides] == [4, 4]
+    said = describe_split(novel, *sides)
+    assert said.startswith("1 document, cut into 4 pieces, of which the end of each is validated;")
+
+
 def test_nothing_is_said_of_cuts_where_the_validation_text_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
