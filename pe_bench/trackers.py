@@ -36,8 +36,7 @@ class TensorBoard:
         self.writer_class: Any = importlib.import_module("torch.utils.tensorboard").SummaryWriter
         self.folder = run / "tensorboard"
         # Steps after the checkpoint are repeated, so TensorBoard forgets its records of them.
-        purge_step = last_step + 1 if last_step else None
-        self.writer = self.writer_class(str(self.folder), purge_step=purge_step)
+        self.writer = self.writer_class(str(self.folder), purge_step=last_step + 1)
         if not last_step:
             lines = [f"{name}: {value}" for name, value in to_plain(config).items()]
             text = "\n".join(lines)

@@ -10,9 +10,11 @@ from unittest.mock import Mock
 import pytest
 from support.commands import only_run, stop_before
 
+from pe_bench.config.schema import Config
 from pe_bench.runs.typed import COMMAND_VARIABLE, group_of_command
 from pe_bench.system.signals import INTERRUPTED_EXIT_CODE
-from pe_bench.trackers import TRACKERS
+from pe_bench.trackers import TRACKERS, TensorBoard
+from pe_bench.training.checkpoint import Step
 
 LENGTHS = [16, 32, 64]
 
@@ -94,6 +96,19 @@ def test_tensorboard_reads_each_step_once_and_each_score(train, folder, monkeypa
     (table,) = read.Tensors("results/text_summary")
     assert b"nope" in table.tensor_proto.string_val[0]
     assert read.Images("results")[0].width > 100
+
+
+def test_tensorboard_forgets_the_steps_of_a_run_that_was_killed_before_its_first_checkpoint(
+    tmp_path: Path,
+) -> None:
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    for last in (5, 3):
+        tracker = TensorBoard(tmp_path, Config({"name": "nope"}), last_step=0)
+        for number in range(1, last + 1):
+            tracker.step(Step(number, 16 * number, float(last), None, 0.1, 1.0, 1.0))
+        tracker.end()
+    read = accumulator.EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    assert [(event.step, event.value) for event in read.Scalars("loss")] == [(1, 3.0), (2, 3.0), (3, 3.0)]
 
 
 class FakeWandb:
