@@ -54,6 +54,17 @@ class Right(LayerEncoding):
         return -slopes[:, None] * distance
 
 
+@fails("")
+class HelperLikeAHook(Right):
+    claims = BOTH
+
+    def weight(self, distance):
+        return 1 / (1 + distance)
+
+    def distance_bias(self, distance):
+        return torch.stack([self.weight(factor * distance).log() for factor in range(1, 5)])
+
+
 class LearnedSlopes(LayerEncoding):
     """A slope above zero favours the farthest keys, with logits in the thousands."""
 

@@ -241,13 +241,15 @@ def line_of(part: nn.Module, hook: str) -> str:
 def never_called(part: nn.Module) -> str:
     """Return a message on a method that is never called; empty if there is no such method.
 
-    The method is a misspelt hook, or a hook of the other base class.
+    The method is a misspelt hook, or a hook of the other base class. A method that the class itself uses is a
+    helper, whatever its name.
     """
     kind = base_class_of(part)
     hooks = [*_public_methods(LayerEncoding), *_public_methods(PositionalEncoding)]
+    used = _names_in_methods(type(part))
     for name in _public_methods(type(part)):
         close = get_close_matches(name, hooks, 1, 0.8)
-        if close and not hasattr(kind, name):
+        if close and not hasattr(kind, name) and name not in used:
             return f"{name} is never called: is it {close[0]} of a {kind.__name__}?"
     return ""
 
@@ -257,6 +259,18 @@ def _public_methods(kind: type[nn.Module]) -> list[str]:
     names = [name for name, _ in inspect.getmembers(kind, inspect.isfunction)]
     public = [name for name in names if not name.startswith("_")]
     return [name for name in public if not hasattr(nn.Module, name)]
+
+
+def _names_in_methods(kind: type[nn.Module]) -> set[str]:
+    """Return the names that the methods of a class use as attributes, but not the methods of nn.Module."""
+    names: set[str] = set()
+    for method, function in inspect.getmembers(kind, inspect.isfunction):
+        is_own = getattr(nn.Module, method, None) is not function
+        codes = [inspect.unwrap(function).__code__] if is_own else []
+        for code in codes:
+            names.update(code.co_names)
+            codes += filter(inspect.iscode, code.co_consts)  # inner functions
+    return names
 
 
 # Inputs
