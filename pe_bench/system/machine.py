@@ -28,7 +28,7 @@ from typing import Self
 import torch
 
 from pe_bench.errors import RunError, first_line, require
-from pe_bench.system.signals import local_rank, world_size
+from pe_bench.system.signals import local_rank, local_world_size, world_size
 from pe_bench.system.version import CHECKOUT, own_version
 
 PROC_CPUINFO = Path("/proc/cpuinfo")
@@ -50,6 +50,9 @@ def resolve_device(name: str) -> torch.device:
     if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     if world_size() > 1 and gpus:
+        # Each process raises it, because only the first prints a mistake in the input.
+        message = f"torchrun started {local_world_size()} processes here, which need as many GPUs, not {gpus}"
+        require(local_world_size() <= gpus, f"{message}: say --nproc-per-node {gpus}, or device=cpu")
         torch.cuda.set_device(local_rank())
         return torch.device("cuda", local_rank())
     number = int(match[1] or 0) if match else 0

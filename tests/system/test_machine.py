@@ -47,6 +47,21 @@ def test_an_unknown_device_is_refused_with_the_way_out(monkeypatch, name, told) 
         machine.resolve_device(name)
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_each_process_of_torchrun_needs_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch, rank: int) -> None:
+    chosen: list[int] = []
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    for name in ("RANK", "LOCAL_RANK"):
+        monkeypatch.setenv(name, str(rank))
+    for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"):
+        monkeypatch.setenv(name, "2")
+    simulate_gpus(monkeypatch, 1)
+    with pytest.raises(UserError, match="2 processes here, which need as many GPUs, not 1"):
+        machine.resolve_device("auto")
+    simulate_gpus(monkeypatch, 2)
+    assert machine.resolve_device("auto") == torch.device("cuda", rank) and chosen == [rank]
+
+
 def test_cores_are_those_of_affinity_of_a_containers_quota_and_of_slurm(tmp_path, monkeypatch):
     monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(6)), raising=False)
     monkeypatch.delenv("SLURM_CPUS_PER_TASK", raising=False)
