@@ -11,7 +11,14 @@ import typer
 from pe_bench.cli.app import app
 from pe_bench.errors import RunError, UserError, first_line
 from pe_bench.runs.typed import COMMAND_VARIABLE
-from pe_bench.system.signals import INTERRUPTED_EXIT_CODE, Stopped, rank, stop_on_signal, world_size
+from pe_bench.system.signals import (
+    INTERRUPTED_EXIT_CODE,
+    Stopped,
+    local_rank,
+    rank,
+    stop_on_signal,
+    world_size,
+)
 from pe_bench.system.terminal import say
 from pe_bench.values import check_utf8
 
@@ -76,6 +83,7 @@ def _print_failure(message: str, code: int) -> int:
     """Print the message of an error on one line, and return the exit code `code`."""
     line = f"pe-bench: {' '.join(message.split())}"
     say(line)
-    if rank() > 0 and code == 1:  # `say` prints only in the first of torchrun's processes
+    # `say` prints only in the first of torchrun's processes. Those of one machine make the same mistake.
+    if rank() > 0 and (code == 1 or (code == 2 and local_rank() == 0)):
         print(f"{line} (rank {rank()} of {world_size()} processes)", file=sys.stderr)
     return code

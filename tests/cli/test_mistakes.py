@@ -303,3 +303,16 @@ def test_a_sweep_is_not_for_several_processes_and_says_how_it_has_them(command, 
     told = "torchrun starts one run: start a sweep without it, with train.processes=N"
     assert outcome.line == f"pe-bench: {told}"
     assert files_in(folder / "work") == []
+
+
+@pytest.mark.parametrize(("local_rank", "told"), [(0, True), (1, False)])
+def test_the_first_process_of_each_machine_prints_a_mistake(
+    command, folder, monkeypatch, local_rank: int, told: bool
+) -> None:
+    variables = {"RANK": 1, "LOCAL_RANK": local_rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 1 + local_rank}
+    for name, value in variables.items():
+        monkeypatch.setenv(name, str(value))
+    outcome = command("train", "data=files", "data.path=only-on-the-other")
+    assert outcome.code == 2
+    is_told = "data.path=only-on-the-other does not exist" in outcome.err
+    assert is_told == told and ("(rank 1 of 2 processes)" in outcome.err) == told
