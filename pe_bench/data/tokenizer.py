@@ -174,7 +174,7 @@ def train_bpe(texts: Iterable[bytes], config: TokenizerConfig, path: Path) -> Su
         show_progress=False,
     )
     tokenizer.train_from_iterator((text.decode() for text in texts), trainer)
-    tokenizer.save(str(path))
+    path.write_bytes(tokenizer.to_str(pretty=True).encode())  # `save` would raise no OSError for a full disk
     return SubwordTokenizer(tokenizer, bpe_label(tokenizer.get_vocab_size(with_added_tokens=True)))
 
 

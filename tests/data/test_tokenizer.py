@@ -48,6 +48,12 @@ def test_a_label_has_the_vocabulary_that_there_is(tmp_path, bpe):
     assert few.label == f"bpe-{few.vocab_size}" and few.vocab_size < 270
 
 
+def test_a_tokenizer_that_cannot_be_written_is_an_error_of_the_system(tmp_path: Path) -> None:
+    config = TokenizerConfig(kind="bpe", vocab_size=300)
+    with pytest.raises(OSError, match="No such file"):
+        train_bpe(TEXTS, config, tmp_path / "missing" / "tokenizer.json")
+
+
 def test_bytes_are_their_own_ids():
     tokenizer = ByteTokenizer()
     for text, encoded in zip(TEXTS, tokenizer.encode_documents(TEXTS, with_ends=True), strict=True):
