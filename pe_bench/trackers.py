@@ -128,9 +128,12 @@ class MLflow:
         if not number:
             number = self.client.create_experiment("pe-bench", str(folder / "artifacts"))
         runs = self.client.search_runs([number], f"tags.mlflow.runName = '{run.name}'")
+        self.sent = 0  # the last step in the record; steps after the checkpoint are repeated
         if runs:
             self.id = runs[0].info.run_id
             self.client.update_run(self.id, status="RUNNING")
+            sent_losses = self.client.get_metric_history(self.id, "loss")
+            self.sent = max((metric.step for metric in sent_losses), default=0)
         else:
             tags = {"group": group_of_command() or run.name}
             self.id = self.client.create_run(number, tags=tags, run_name=run.name).info.run_id
@@ -139,8 +142,9 @@ class MLflow:
             self.client.log_batch(self.id, params=params)
 
     def step(self, step: Step) -> None:
-        values = _step_values(step)
-        self._send([(name, value, step.step) for name, value in values.items()])
+        if step.step > self.sent:
+            values = _step_values(step)
+            self._send([(name, value, step.step) for name, value in values.items()])
 
     def record_results(self, rows: Sequence[Row], tables: Sequence["Table"], picture: Path) -> None:
         from pe_bench.report.columns import to_csv
