@@ -22,6 +22,8 @@ if TYPE_CHECKING:  # these import torch, for which a mistyped argument should no
 
 # The end of a run's name with its hash, a part of the hash, or none.
 RUN_NAME = re.compile(r"-s\d+(-[0-9a-f]*)?\*?$")
+# Sections and keys that `speed` does not read.
+NOT_IN_SPEED = ("data", "task", "tokenizer", "precision", "report", "tag", "tracker")
 Findings = dict["Property", "Finding"]  # the findings of an encoding
 # In colour too, and not by colour alone.
 STATE_SIGNS = {"holds": "ok", "fails": "FAILS", "not claimed": "-"}
@@ -287,10 +289,14 @@ def speed(
       pe-bench speed lm_infinite encoding.window=64 threads=1
       pe-bench speed my.py:MyEncoding
     """
+    from pe_bench.config.arguments import in_sections, names_and_overrides
     from pe_bench.inspection.resolve import encodings_to_time
 
     sizes = sorted(set(parse_lengths(lengths)))
     require(sizes[0] > 1, f"--lengths takes lengths of at least 2 tokens, and {sizes[0]} is shorter")
+    unread = in_sections(names_and_overrides(arguments)[1], NOT_IN_SPEED)
+    message = f"speed scores random bytes, in the type of eval.precision: leave out {' '.join(unread)}"
+    require(not unread, message)
     setting, subjects = encodings_to_time(arguments, config_dir)
     config = subjects[0].config
     file = check_folder(config.results_dir, "results_dir", is_written=True) / "speed.csv"

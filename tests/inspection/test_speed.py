@@ -141,6 +141,16 @@ def test_what_cannot_be_measured_is_a_row_and_options_files_and_modifiers_make_e
     assert {rows[name, "16"]["status"] for name in labels} == {"ok"}
 
 
+@pytest.mark.parametrize("unread", ["precision=bfloat16", "tokenizer=bpe", "data.max_tokens=5", "task=copy"])
+def test_a_key_that_speed_does_not_read_is_refused_before_anything_is_written(
+    timed, folder: Path, unread: str
+) -> None:
+    outcome = timed("nope", unread)
+    told = f"speed scores random bytes, in the type of eval.precision: leave out {unread}"
+    assert (outcome.code, outcome.line) == (2, f"pe-bench: {told}")
+    assert not Path("results").exists()
+
+
 def test_ctrl_c_keeps_the_rows_before_it(timed, monkeypatch):
     monkeypatch.setattr(speed, "time_pass", Mock(side_effect=[([1.0], []), KeyboardInterrupt]))
     outcome = timed("rope")
