@@ -127,4 +127,12 @@ def unused_keys(config: Config) -> dict[str, str]:
                 unused |= dict.fromkeys(keys.split(), reason)
     if config.train.steps is not None:
         unused["train.tokens"] = f"train.steps={config.train.steps}"
+    data = config.data
+    if data.source == "files" and data.validation_path is not None:
+        reason = f"data.validation_path={data.validation_path}"
+        unused |= dict.fromkeys(("data.validation_fraction", "data.validation_documents"), reason)
+    protocol = config.eval.protocol
+    is_by_position = config.eval.per_position and protocol != "task"
+    if protocol in ("paired", "task") and not is_by_position:
+        unused["eval.tokens"] = f"eval.protocol={protocol}: it is for nonoverlapping, sliding or by position"
     return unused

@@ -171,6 +171,10 @@ data.max_tokens=9 task=copy -> data.source=task: it is for stdlib or files or hu
 tokenizer.vocab_size=300 -> tokenizer.kind=bytes: it is for bpe
 train.tokens=9 train.steps=3 -> train.steps=3
 eval.controls=all eval.protocol=sliding -> eval.protocol=sliding: it is for paired
+eval.tokens=9 -> eval.protocol=paired: it is for nonoverlapping, sliding or by position
+eval.tokens=9 eval.per_position=true ->
+eval.tokens=9 eval.protocol=sliding ->
+data.validation_fraction=0.5 data.validation_path=y data=files data.path=x -> data.validation_path=y
 data.validation_path=y data=files data.path=x data.text_column=z ->
 data.validation_fraction=0.5 data.max_tokens=9 tokenizer.vocab_size=300 tokenizer=bpe ->
 """
@@ -202,7 +206,7 @@ def test_the_keys_that_are_told_are_those_that_scoring_does_not_read(tmp_path, p
         evaluation = replace(plain.eval, **changes)
         return [(plan.length, plan.windows) for plan in make_plans(plain, evaluation, data)]
 
-    changes = {"targets": 6, "target_tokens": 4, "stride": 3}
+    changes = {"targets": 6, "target_tokens": 4, "stride": 3, "tokens": 700}
     unread = {f"eval.{key}" for key, value in changes.items() if plans(**{key: value}) == plans()}
     assert unread == unused_keys(plain).keys() & {f"eval.{key}" for key in changes}
 
