@@ -12,7 +12,7 @@ from typing import Any
 
 from pe_bench.errors import UserError, first_line, how_to_install, require
 from pe_bench.hf.library import SAFE_OPTIONS, quiet
-from pe_bench.system.files import cache_key, cache_root, cached_digest, cached_folder
+from pe_bench.system.files import SET_CACHE_VARIABLE, cache_key, cache_root, cached_digest, cached_folder
 
 GGUF_SUFFIX = ".gguf"
 LAYOUT_VERSION = 1  # the version of the layout of the folder in the cache
@@ -57,7 +57,11 @@ def configuration_of_gguf(file: Path) -> tuple[Path, Weights]:
         key = cache_key(
             "gguf", LAYOUT_VERSION, transformers.__version__, cached_digest(file, cache_root(None))
         )
-        folder, meta = cached_folder(root, key, lambda folder: _write_description(file, folder, transformers))
+
+        def build(folder: Path) -> dict[str, Any]:
+            return _write_description(file, folder, transformers)
+
+        folder, meta = cached_folder(root, key, build, way_out=SET_CACHE_VARIABLE)
     return folder, Weights(file, str(meta["rounding"]), int(meta["count"]))
 
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from pe_bench.errors import RunError, first_line
-from pe_bench.system.files import cache_key, cache_root, cached_folder
+from pe_bench.system.files import SET_CACHE_VARIABLE, cache_key, cache_root, cached_folder
 from pe_bench.system.machine import processor_facts, processor_features
 
 SOURCE_FOLDER = Path(__file__).parent
@@ -105,12 +105,12 @@ def _find_or_build(source: Path, more_flags: Sequence[str]) -> Kernel:
 
 def _load_or_rebuild(root: Path, key: str, build: Callable[[Path], dict[str, Any]]) -> ctypes.CDLL:
     """Return the library of a cache entry; if it cannot be loaded, `build` makes it again, once."""
-    entry, _ = cached_folder(root, key, build)
+    entry, _ = cached_folder(root, key, build, way_out=SET_CACHE_VARIABLE)
     try:
         return load_library(entry / LIBRARY_FILE)
     except OSError:
         shutil.rmtree(entry, ignore_errors=True)
-        entry, _ = cached_folder(root, key, build)
+        entry, _ = cached_folder(root, key, build, way_out=SET_CACHE_VARIABLE)
         return load_library(entry / LIBRARY_FILE)
 
 

@@ -26,6 +26,7 @@ REPLACED_PREFIX = ".replaced-"
 META = "meta.json"
 CHECKSUM_KEY = "checksum"  # a key of meta.json: of its other values
 NO_LOCKS_ERRNOS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # errors of some network file systems
+SET_CACHE_VARIABLE = "set PE_BENCH_CACHE to another folder"  # the way out for caches that no key moves
 _compared: set[tuple[Any, ...]] = set()  # files of the cache that this process has checked
 
 
@@ -161,13 +162,13 @@ def cache_key(*parts: Any) -> str:
 
 
 def cached_folder(
-    root: Path, key: str, build: Callable[[Path], dict[str, Any]]
+    root: Path, key: str, build: Callable[[Path], dict[str, Any]], *, way_out: str = "set another cache_dir"
 ) -> tuple[Path, dict[str, Any]]:
     """Return the folder `root/key` and the values of its meta.json, and build it first if needed.
 
     build: fills a folder and returns values for meta.json. A killed build leaves a temporary folder, which
     the next build removes; an entry with a missing or changed file is built again, with a warning. Raises
-    `RunError` for a cache that cannot be written.
+    `RunError`, with the `way_out`, for a cache that cannot be written.
     """
     entry = root / key
     if meta := _meta_if_undamaged(entry):
@@ -182,8 +183,8 @@ def cached_folder(
             return entry, _build_entry(entry, build)
     except OSError as error:
         # numpy writes past Python's files: its error of a full disk has no `strerror`.
-        reason = f"cannot be written ({error.strerror or error}): set another cache_dir"
-        raise RunError(f"the cache folder {root} {reason}") from error
+        reason = f"cannot be written ({error.strerror or error})"
+        raise RunError(f"the cache folder {root} {reason}: {way_out}") from error
 
 
 def cached_digest(path: Path, root: Path) -> str:

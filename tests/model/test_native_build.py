@@ -66,6 +66,17 @@ def test_without_a_compiler_there_is_a_reason(unbuilt: Path, monkeypatch: pytest
 
 
 @here
+def test_a_cache_that_cannot_be_written_is_named_with_the_variable_that_moves_it(
+    unbuilt: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (unbuilt / "file").touch()
+    monkeypatch.setenv("PE_BENCH_CACHE", str(unbuilt / "file"))
+    kernel = build.kernel()
+    assert kernel.library is None
+    assert kernel.description.endswith("(Not a directory): set PE_BENCH_CACHE to another folder")
+
+
+@here
 @pytest.mark.parametrize("wrote", ["", "echo no library >", "cp /bin/true"])
 def test_what_a_broken_compiler_wrote_is_not_kept(
     unbuilt: Path, monkeypatch: pytest.MonkeyPatch, wrote: str
