@@ -162,7 +162,8 @@ def is_rotated_natively(x: Tensor, cosines: Tensor) -> bool:
     is_per_sequence = cosines.dim() == 4 and len(cosines) in (1, len(x))
     has_one_table = cosines.dim() == 2 or (is_per_sequence and cosines.shape[1] == 1)
     has_all_rows = x.shape[-2:-1] == cosines.shape[-2:-1]
-    return has_one_table and has_all_rows and kernel().library is not None
+    has_all_features = 2 * cosines.shape[-1] <= x.shape[-1]
+    return has_one_table and has_all_rows and has_all_features and kernel().library is not None
 
 
 def rotated(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:

@@ -214,6 +214,13 @@ def test_rotated_pairs_and_their_gradients_are_those_of_float64() -> None:
 
 
 @here
+def test_more_pairs_than_a_head_has_are_an_error_and_no_memory_of_others() -> None:
+    x = torch.ones(1, 2, 5, 8)
+    assert not is_rotated_natively(x, torch.ones(5, 5))
+    with pytest.raises(RuntimeError, match="must match"):
+        rotate(x, torch.arange(5), torch.ones(5), "half")
+
+
 def test_tensors_without_data_are_not_rotated_by_compiled_code() -> None:
     x, cosines = torch.randn(2, 3, 5, 8), torch.rand(5, 4)
     with FakeTensorMode() as mode:
