@@ -234,6 +234,14 @@ def test_first_keys_outside_the_text_are_refused_before_the_kernel_reads_them(fi
 
 
 @here
+def test_columns_of_two_widths_are_refused_before_the_kernel_reads_them() -> None:
+    q, k, v, _, _ = drawn(9)
+    columns = (torch.ones(B, H, 9, 3), torch.ones(B, H, 9, 2))
+    with pytest.raises(UserError, match=r"columns of queries and keys differ in width: \[2, 3\]"):
+        causal_attention(q, k, v, None, SCALE, None, columns)
+
+
+@here
 @on_x86
 def test_windows_and_chunks_in_half_precision_are_as_exact_as_its_type(products: None) -> None:
     require_hidden_keys_are_exact(torch.bfloat16, 4 * ROUNDING)

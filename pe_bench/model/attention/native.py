@@ -120,7 +120,7 @@ def causal_attention(
     columns: further columns of queries and of keys, [.., T, C] each, whose products are added to the logits.
     first_keys: the first key [T] that each query sees, int64, never falling; None: all keys before the query.
     All are float32; q, k and v may be bfloat16 with a kernel for this type and without columns. Raises
-    `UserError` if queries and keys differ in width.
+    `UserError` if queries and keys, or their columns, differ in width.
     """
     # Encodings may share tensors among heads, which the kernel needs in full shape. (PyTorch's
     # `broadcast_shapes` would import SymPy, which is slow.)
@@ -132,6 +132,8 @@ def causal_attention(
     if null is not None:
         null = null.float().expand(*leading, 1)
     columns = [column.float().expand(*leading, -1) for column in columns]
+    widths = {column.shape[-1] for column in columns}
+    require(len(widths) < 2, f"columns of queries and keys differ in width: {sorted(widths)}")
     return cast(Tensor, _Attention.apply(q, k, v, table, null, first_keys, scale, *columns))
 
 
