@@ -64,7 +64,7 @@ def load(config: Config, planner: Planner = make_plans, run: Path | None = None)
     with user_code_errors():
         model = build_decoder(config, data.vocabulary, encoding)
     machine.adapt_threads()
-    dry_run_training(model, config.train.length, encoding)
+    dry_run_training(model, config, encoding)
     if config.train.only:
         rates = model.encoding.lr_multiples(config.train.encoding_lr)
         learns = any(rates.values())

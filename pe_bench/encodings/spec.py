@@ -241,6 +241,16 @@ class EncodingSpec:
             words += ["--config-dir", str(folder)]
         return shlex.join(words)
 
+    def misfits(self, sizes: Mapping[str, int]) -> list[str]:
+        """Describe each size of the model in `sizes` that the encoding's options have another value for."""
+        found = []
+        for part in self.parts:
+            for name in SIZES.keys() & part.options.keys():
+                value = part.options[name]
+                if value != sizes[name]:
+                    found.append(f"{part.key}.{name}={value} for model.{name}={sizes[name]}")
+        return sorted(found)
+
     def identity(self) -> list[dict[str, Any]]:
         """Return the identity of each part, for the hash in a run's name."""
         return [part.identity() for part in (self.base, *self.modifiers.values())]

@@ -4,6 +4,7 @@ import sys
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from itertools import chain
 
 import torch
@@ -22,13 +23,14 @@ from pe_bench.system.terminal import say
 
 
 @torch.no_grad()
-def dry_run_training(model: Decoder, length: int, spec: EncodingSpec) -> None:
-    """Run the model on one window of this length, as training would, and print warnings.
+def dry_run_training(model: Decoder, config: Config, spec: EncodingSpec) -> None:
+    """Run the model on one window of the training length, as training would, and print warnings.
 
-    spec: the model's encoding, for messages. Raises `UserError` for a length that the encoding refuses, an
-    error in a user's own code, infinite or NaN outputs of finite weights, and outputs that depend on later
-    tokens.
+    config, spec: the run's configuration and the model's encoding, for messages. Raises `UserError` for a
+    length that the encoding refuses, an error in a user's own code, an encoding for other sizes than those of
+    the model, infinite or NaN outputs of finite weights, and outputs that depend on later tokens.
     """
+    length = config.train.length
     tokens = torch.zeros(1, length, dtype=torch.long)
     before = _saved_names(model.encoding)
     try:
@@ -38,6 +40,12 @@ def dry_run_training(model: Decoder, length: int, spec: EncodingSpec) -> None:
             hidden = model.hidden(tokens, ids)
     except LengthError as error:
         raise UserError(f"train.length={length}: {error}") from error
+    except (RuntimeError, IndexError) as error:
+        misfits = ", ".join(spec.misfits(asdict(config.model)))
+        if not misfits:
+            raise
+        message = f"the encoding does not fit the model ({misfits}): leave the option out"
+        raise UserError(message) from error
     added = _saved_names(model.encoding) - before  # saved weights would not fit
     late = sorted(name.rpartition(".")[2] for name in added)
     message = (

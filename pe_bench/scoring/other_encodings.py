@@ -148,7 +148,7 @@ def models_under(job: Job, replacements: Sequence[OtherEncoding]) -> list[Langua
         except UserError as error:
             raise UserError(f"{other.label} {error}") from error
         if isinstance(model, Decoder):
-            dry_run_training(model, job.config.train.length, other.encoding)
+            dry_run_training(model, job.config, other.encoding)
         models.append(model.eval())
     return models
 

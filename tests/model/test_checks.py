@@ -122,3 +122,15 @@ def test_a_leak_is_found_in_windows_that_run_as_one_batch(
     model = replace(find_wrong(name), vocabulary=ByteTokenizer().vocabulary).new_model()
     monkeypatch.setattr(checks, "MAX_SECOND_HALVES", 32)
     assert "outputs of tokens 0 to 7 of 16 of a text move by " in find_lookahead_in_text(model, texts)
+
+
+@pytest.mark.parametrize(
+    ("encoding", "option"), [("alibi", "n_heads=7"), ("rope", "d_head=14"), ("transformer_xl", "n_layers=1")]
+)
+def test_an_encoding_for_other_sizes_than_those_of_the_model_is_refused(
+    train, folder: Path, encoding: str, option: str
+) -> None:
+    outcome = train(f"encoding={encoding}", f"encoding.{option}")
+    told = f"the encoding does not fit the model (encoding.{option} for model."
+    assert outcome.code == 2 and told in outcome.line
+    assert not (folder / "results").exists()
