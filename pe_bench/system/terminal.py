@@ -218,12 +218,13 @@ def progress_bar(name: str, total: int) -> Iterator[TerminalBar]:
     name: before the bar. total: the amount at which the work is done.
     """
     from rich.console import Console
-    from rich.progress import Progress
+    from rich.progress import Progress, TextColumn
 
     if not sys.stderr.isatty():  # whatever FORCE_COLOR says: a notebook's cell cannot move the cursor
         yield TerminalBar(name, total)
         return
-    fields = ("{task.description}", "{task.fields[bar]}", "{task.fields[text]}")
+    texts = ("{task.description}", "{task.fields[bar]}", "{task.fields[text]}")
+    fields = [TextColumn(text, markup=False) for text in texts]  # a label may have brackets
     with Progress(*fields, console=Console(stderr=True), transient=True) as progress:
         progress.add_task(name, bar=bar_text(0.0), text="")
         yield TerminalBar(name, total, progress)

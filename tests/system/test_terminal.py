@@ -75,6 +75,14 @@ def test_a_terminal_gets_a_bar_without_colours_and_a_file_the_lines_alone(monkey
     assert "train ━━━━━····· step 2 of 4" in stream.getvalue()
 
 
+def test_brackets_in_a_label_are_no_markup_of_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setattr(sys, "stderr", stream := Terminal())
+    with terminal.progress_bar("mine mode=[/a] kind=[red]", 4) as bar:
+        bar.show(2, "[b] of 4")
+    assert "mine mode=[/a] kind=[red] ━━━━━····· [b] of 4" in stream.getvalue()
+
+
 @pytest.mark.parametrize(
     ("shown_by", "text", "shown"),
     [
