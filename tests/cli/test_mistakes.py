@@ -155,6 +155,7 @@ check sandwich width=15 -> width must be even and positive, not 15
 check deberta buckets=3 -> encoding.buckets must be null or even and at least 4, not 3
 check llama3 high_frequency_factor=1 -> encoding.high_frequency_factor=1.0 must exceed low
 check t5 max_distance=16 -> encoding.max_distance=16 must be at least 17
+show darope encoding.train_length=0 -> encoding.train_length must be a whole number of at least 1, not 0
 check tupe overflow=clamp positions=sinusoidal -> encoding.overflow=clamp is for
 check dape threshold=8 -> encoding.threshold=8 is for encoding.inner=fire
 check bipe "separators=['']" -> a separator has at least 1 character

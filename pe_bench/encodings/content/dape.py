@@ -47,7 +47,7 @@ class DAPE(LayerEncoding):
     def __init__(
         self,
         n_heads: int,
-        train_length: int,
+        train_length: AtLeast1,
         inner: Inner = "kerple_log",
         threshold: AtLeast1 | None = None,
         d_hidden: AtLeast1 = 32,

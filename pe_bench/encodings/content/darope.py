@@ -27,7 +27,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from pe_bench.encodings.base import Base, LayerEncoding, Side, full_precision
+from pe_bench.encodings.base import AtLeast1, Base, LayerEncoding, Side, full_precision
 from pe_bench.encodings.rotary.rope import angles_at, rope_frequencies, turn_both
 from pe_bench.errors import require
 
@@ -47,7 +47,9 @@ class DaRoPE(LayerEncoding):
     claims = frozenset({"prefix_consistent", "norm_preserving"})
     per_layer = True
 
-    def __init__(self, d_model: int, n_heads: int, d_head: int, train_length: int, base: Base = 10_000.0):
+    def __init__(
+        self, d_model: int, n_heads: int, d_head: int, train_length: AtLeast1, base: Base = 10_000.0
+    ):
         super().__init__()
         frequencies = rope_frequencies(d_head, base)
         is_fast = frequencies >= 2 * math.pi / train_length

@@ -24,7 +24,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from pe_bench.encodings.base import Base, Side, distances, precise
+from pe_bench.encodings.base import AtLeast1, Base, Side, distances, precise
 from pe_bench.encodings.rotary.rope import Layout, RoPE
 
 INVERSE_SOFTPLUS_OF_1 = math.log(math.e - 1)  # its softplus is 1
@@ -40,7 +40,12 @@ class GAPE(RoPE):
     per_layer = True
 
     def __init__(
-        self, n_heads: int, d_head: int, train_length: int, base: Base = 10_000.0, layout: Layout = "half"
+        self,
+        n_heads: int,
+        d_head: int,
+        train_length: AtLeast1,
+        base: Base = 10_000.0,
+        layout: Layout = "half",
     ):
         super().__init__(d_head, base, layout)
         self.train_length = train_length

@@ -42,7 +42,7 @@ class DualChunk(EffectiveDistance):
 
     claims = frozenset({"prefix_consistent"})
 
-    train_length: int
+    train_length: AtLeast1
     chunk_size: AtLeast1 | None = None
     local_window: Natural | None = None
 

@@ -40,7 +40,7 @@ class SelfExtend(EffectiveDistance):
 
     claims = frozenset({"prefix_consistent"})
 
-    train_length: int
+    train_length: AtLeast1
     window: AtLeast1 | None = None
     group_size: AtLeast1 = 32
 

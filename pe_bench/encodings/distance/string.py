@@ -41,7 +41,7 @@ class String(EffectiveDistance):
     attention_factor: multiplies queries and keys; null: 0.1 ln 2 + 1
     """
 
-    train_length: int
+    train_length: AtLeast1
     shift_from: AtLeast1 | None = None
     local_window: AtLeast1 | None = None
     attention_factor: Positive | None = None

@@ -26,7 +26,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from pe_bench.encodings.base import Base, LayerEncoding, Side, full_precision, precise
+from pe_bench.encodings.base import AtLeast1, Base, LayerEncoding, Side, full_precision, precise
 from pe_bench.encodings.rotary.rope import angles_at, rope_frequencies, turn_both
 from pe_bench.errors import require
 
@@ -48,7 +48,7 @@ class FoPE(LayerEncoding):
         self,
         n_heads: int,
         d_head: int,
-        train_length: int,
+        train_length: AtLeast1,
         base: Base = 10_000.0,
         gain: float = 0.3,
         padded_sine: float = 0.0,

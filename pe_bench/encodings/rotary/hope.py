@@ -19,7 +19,7 @@ https://github.com/0-5788719150923125/praxis, has the same criterion.
 
 import math
 
-from pe_bench.encodings.base import Base
+from pe_bench.encodings.base import AtLeast1, Base
 from pe_bench.encodings.rotary.rope import Layout, RoPE
 from pe_bench.errors import require
 
@@ -31,7 +31,7 @@ class HoPE(RoPE):
     base: of the geometric frequencies
     """
 
-    def __init__(self, d_head: int, train_length: int, base: Base = 10_000.0, layout: Layout = "half"):
+    def __init__(self, d_head: int, train_length: AtLeast1, base: Base = 10_000.0, layout: Layout = "half"):
         super().__init__(d_head, base, layout)
         makes_turn = train_length >= 2 * math.pi
         require(makes_turn, f"no pair makes a full turn within encoding.train_length={train_length} tokens")

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from pe_bench.encodings.base import Natural, Side
+from pe_bench.encodings.base import AtLeast1, Natural, Side
 from pe_bench.encodings.rotary.rope import Rotary, rotate_both
 from pe_bench.errors import require
 
@@ -37,7 +37,7 @@ class RopeClipped(Rotary):
 
     claims = frozenset({"shift_invariant", "prefix_consistent", "norm_preserving"})
 
-    train_length: int
+    train_length: AtLeast1
     clipped: Natural | None = None
 
     def __post_init__(self) -> None:
