@@ -335,6 +335,14 @@ def test_heads_are_whole_numbers_in_the_csv_and_are_read_back() -> None:
     assert [each.place.head for each in read_csv_text(text, seeds=1).effects] == [None, 0, 12]
 
 
+def test_a_tiny_loss_is_a_plain_number_without_a_sign() -> None:
+    losses = (Loss(32, Interval(-2e-6, -1.5e-5, 1.1e-5, 1, 30)),)
+    gain = Effect("off", "switching attention off", Place((0,)), 16, Interval(1e-5, 0, 1e-4, 1, 30))
+    found = Explanation("rope", (Path("run"),), 16, (32,), 6, 5, True, losses, (gain,), "why")
+    text = str(found)
+    assert "0.000 ± 0.000?" in text and "-0.000" not in text and "e-" not in text
+
+
 def test_seeds_of_one_encoding_are_explained_together_and_others_are_refused(
     begin: Command, command: Command, folder: Path
 ) -> None:

@@ -13,6 +13,7 @@ from pe_bench.commands.explain.measures import LayerMeasure
 from pe_bench.errors import require
 from pe_bench.render import grid
 from pe_bench.render.grid import MISSING, Cell, Column, Grid
+from pe_bench.report.cells import number_text
 from pe_bench.report.statistics import Interval
 from pe_bench.system.cost import count
 
@@ -129,7 +130,7 @@ def _loss_cell(loss: Loss) -> Cell:
     if loss.lost is None:
         return Cell(MISSING)
     mark = "" if loss.is_sure else "?"
-    return Cell(f"{loss.lost.mean:.3f}{_half_width(loss.lost, '.2g')}", mark=mark)
+    return Cell(f"{number_text(loss.lost.mean)}{_half_width(loss.lost, '.2g')}", mark=mark)
 
 
 def _half_width(interval: Interval, form: str, factor: float = 1) -> str:
@@ -138,13 +139,16 @@ def _half_width(interval: Interval, form: str, factor: float = 1) -> str:
     form: the format of the number, such as `.2g`.
     """
     half = factor * (interval.high - interval.low) / 2
-    return f" ± {half:{form}}" if math.isfinite(half) else ""
+    if not math.isfinite(half):
+        return ""
+    text = f"{half:{form}}"
+    return f" ± {number_text(half) if 'e' in text else text}"
 
 
 def _cost_cell(effect: Effect | None) -> Cell:
     if effect is None or effect.restored is None:
         return Cell()
-    return Cell(f"{-effect.restored.mean:+.3f}")
+    return Cell(number_text(-effect.restored.mean, "+"))
 
 
 def _share_cell(effect: Effect | None) -> Cell:
