@@ -217,10 +217,10 @@ def _checked_values(
     require(len(lines) == 1, f"{names} differ in {keys}: name runs that differ only in the seed")
     values = inherited_values(config) | _shared_eval_values(config) | _length_and_batch(config, length)
     jobs = plan_jobs(typed.job_overrides, config.search, choice=encoding_overrides(config), values=values)
+    refuse_scored_keys(jobs[0].given)
     for text in typed.run_overrides:
         message = f"{text} is for further training, and without --tokens there is none: give --tokens"
         require(is_trained, message)
-    refuse_scored_keys(jobs[0].given)
     for job in jobs:
         _require_equal_scoring(job.config, config)
     for text in typed.job_overrides:

@@ -356,9 +356,10 @@ def test_fewer_targets_are_those_of_every_line_and_keys_of_one_stage_alone_are_r
         for record in line.records.values():
             assert record.targets == 3 * 16, f"{line.label} at {record.length}"
     for key in ("eval.targets=3", "eval.lengths=[32]"):
-        outcome = extended(command, folder, "--to", "2x", "--with", "yarn", "--tokens", "64", key)
         option = key.partition("=")[0].replace("eval.", "--")
-        assert outcome.code == 2 and f"say {option}, which is for all" in outcome.line
+        for tokens in (["--tokens", "64"], []):
+            outcome = extended(command, folder, "--to", "2x", "--with", "yarn", *tokens, key)
+            assert outcome.code == 2 and f"say {option}, which is for all" in outcome.line
 
 
 @pytest.mark.parametrize(
