@@ -13,6 +13,7 @@ from rich.console import Console
 from pe_bench.errors import RunError
 from pe_bench.render import grid as grids
 from pe_bench.render.grid import MISSING, Cell, Column, Grid
+from pe_bench.report.cells import number_text
 from pe_bench.report.columns import NAME_COLUMN, half_width_cell
 from pe_bench.report.groups import Selection, explain_separation, labels_by
 from pe_bench.report.marks import verdict_cell
@@ -341,7 +342,7 @@ def _finding_cells(finding: ProbeNumbers | str) -> list[Cell]:
     gain = finding.gain
     accuracy = finding.accuracy
     bounds = f"{100 * accuracy.low:.0f} to {_percent(accuracy.high)}"
-    gain_cell = Cell(f"{gain.mean:+.3f}", value=gain.mean)
+    gain_cell = Cell(number_text(gain.mean, "+"), value=gain.mean)
     shares = map(Cell, (_percent(accuracy.mean), bounds, _percent(finding.without)))
     return [gain_cell, half_width_cell(gain), *shares, verdict_cell(finding.verdict)]
 

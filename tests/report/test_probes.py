@@ -137,6 +137,7 @@ def test_what_reads_no_span_does_not_find_it(tmp_path: Path) -> None:
     ignorant = probed_alone(tmp_path / "other", "ignorant", Ignorant(), Probe((128,), 2, 40))
     found = found_at(ignorant, "ignorant", 128)
     assert (found.gain.high, found.accuracy.mean, found.verdict) == (0, 0, "chance"), "a tie is wrong"
+    assert "ignorant 128 0.000" in printed(ignorant)
 
 
 class Broken(Copying):
