@@ -274,7 +274,8 @@ def _caveats(table: Table, rows: Sequence[Row], runs: ScoredRuns) -> Iterator[st
     documents = [record.documents for record in table.records if record.levels]
     fewest = min(documents, default=MIN_DOCUMENTS)
     if fewest < MIN_DOCUMENTS:
-        yield f"few documents ({fewest}): intervals over so few say little about other documents"
+        things = "examples" if table.is_task else "documents"
+        yield f"few {things} ({fewest}): intervals over so few say little about other {things}"
 
 
 # Lines and lengths

@@ -88,6 +88,12 @@ def test_what_is_not_learned_at_the_training_length_has_no_verdict_past_it_and_n
     assert "bits" not in text and all(len(line) <= 80 for line in text.splitlines())
 
 
+def test_few_examples_are_not_called_documents(tmp_path: Path) -> None:
+    add_task_run(tmp_path, "rope", {TRAINED: 0.7}, examples=12)
+    text = printed([table(tmp_path)], 80)
+    assert "few examples (12): intervals over so few" in text and "documents" not in text
+
+
 def test_a_run_scored_on_two_sets_of_examples_has_learned_by_the_larger_set(tmp_path: Path) -> None:
     add_task_run(tmp_path, "rope", {TRAINED: 0.7}, examples=64)
     add_task_run(tmp_path, "rope", {TRAINED: 1.0, 64: 1.0})
