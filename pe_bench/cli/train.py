@@ -12,6 +12,7 @@ from pe_bench.cli.data import print_data
 from pe_bench.cli.options import command
 from pe_bench.errors import RunError, require
 from pe_bench.runs.typed import results_option
+from pe_bench.system.cost import count
 from pe_bench.system.terminal import say, write_out
 from pe_bench.values import listed as listed_values
 from pe_bench.values import parse_lengths, require_writable
@@ -105,7 +106,7 @@ def _write_plan(overrides: Sequence[str], search: Sequence[Path], plan: Path) ->
     check_sweep(overrides, search)
     commands = commands_of_sweep(overrides, search)
     write_text(plan, "\n".join([*commands, ""]))
-    say(f"{plan}: the commands of {len(commands)} jobs; each does what is missing")
+    say(f"{plan}: the commands of {count(len(commands), 'job')}; each does what is missing")
 
 
 @command("extend", api.extend)
