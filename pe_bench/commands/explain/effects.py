@@ -166,7 +166,7 @@ def cause_sentence(label: str, train_length: int, losses: Sequence[Loss], effect
         return f"{change} {best.place.words} alone restores {_share_text(best)} of {lost}{others}"
     best = max(whole, key=_mean_share, default=None)
     if best is None or not surely_restores_something(best):
-        return f"No change surely restores anything of {lost}"
+        return f"No change of all layers surely restores anything of {lost}"
     restored = f"{best.words} {best.place.words} restores {_share_text(best)} of {lost}"
     others = _clause_on_other_kinds(whole, best.change)
     finding = "No single layer is to blame" if single else "No layer was changed alone"
