@@ -71,7 +71,8 @@ class Grid:
     why: str = ""  # the reason for a second table
     notes: Sequence[str] = ()  # whole lines
     # The number of first columns that name a row. Rows with the same first column are a group. A grid too
-    # wide for a terminal is cut into blocks that each begin with these columns.
+    # wide for a terminal is cut into blocks that each begin with these columns; without them, a grid is cut
+    # only if it is too wide even with cut words, and its blocks begin with the first column.
     keys: int = 0
 
     def without_empty(self) -> "Grid":
@@ -106,7 +107,8 @@ class Grid:
         """
         drawn_parts: list[RenderableType] = [Text(line, "bold") for line in join_parts(self.title, width)]
         drawn_parts += _wrapped_lines(self.why, width, "italic")
-        for block in _blocks_that_fit(self, width) if self.keys else [self]:
+        is_split = self.keys or _width_with_cut_words(self) > width
+        for block in _blocks_that_fit(self, width) if is_split else [self]:
             keeps_words = block.width(folded=True) <= width
             if drawn_parts:
                 drawn_parts.append(Text())
@@ -127,7 +129,7 @@ def plain_grid(
     for index, heading in enumerate(headings[1:], 1):
         texts = [row[index].text.replace(",", "") for row in cells]
         is_left = not any(map(str.isdecimal, texts))
-        columns.append(Column(heading, is_left, MIN_FOLDED))
+        columns.append(Column(heading, is_left, MIN_FOLDED if is_left else 0))
     return Grid(columns, cells, notes=notes)
 
 
@@ -206,15 +208,24 @@ def join_parts(parts: Sequence[str], width: int) -> list[str]:
 
 def _blocks_that_fit(grid: Grid, width: int) -> list[Grid]:
     """Cut a grid into as few grids as fit the width; each begins with the columns that name a row."""
-    keys = list(range(grid.keys))
+    keys = list(range(grid.keys or 1))
     blocks = [keys]
-    for index in range(grid.keys, len(grid.columns)):
+    for index in range(len(keys), len(grid.columns)):
         longer = grid.with_columns([*blocks[-1], index])
         is_too_wide = longer.width(folded=True) > width
         if is_too_wide and blocks[-1] != keys:
             blocks.append(keys)
         blocks[-1] = [*blocks[-1], index]
     return [grid.with_columns(block) for block in blocks]
+
+
+def _width_with_cut_words(grid: Grid) -> int:
+    """Return the least width of a grid in terminal columns, with words cut where texts may be folded."""
+    widths = []
+    for column, texts in zip(grid.columns, _column_lines(grid), strict=True):
+        width = max(map(cell_len, texts))
+        widths.append(min(width, column.least or width))
+    return sum(widths) + COLUMN_GAP * (len(widths) - 1)
 
 
 def _column_lines(grid: Grid) -> list[list[str]]:

@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from pe_bench.render.grid import Cell, Column, Grid, show, to_latex, to_markdown
+from pe_bench.render.grid import Cell, Column, Grid, plain_grid, show, to_latex, to_markdown
 from pe_bench.system.terminal import csv_cell
 
 GRID = Grid(
@@ -58,6 +58,20 @@ def test_a_grid_with_keys_is_cut_into_blocks_that_begin_with_them(width: int) ->
     assert max(map(len, lines)) <= width
     assert all(f"{index}.000" in "".join(lines) for index in range(6))
     assert sum(line.startswith("name") for line in lines) == sum(line.startswith("a") for line in lines) > 1
+
+
+@pytest.mark.parametrize("width", [44, 60])
+def test_a_plain_grid_is_cut_into_blocks_rather_than_through_names_and_numbers(width: int) -> None:
+    name = "a-run-with-a-long-name"
+    rows = [
+        [name, "a text that folds", "not finished", "2,000 of 10,000", "64, 128, 256"],
+        [name, "rope", "finished", "10", "64"],
+    ]
+    lines = lines_of(plain_grid(("run", "encoding", "state", "steps", "lengths"), rows), width)
+    text = "\n".join(lines)
+    assert max(map(len, lines)) <= width
+    assert text.count(name) == 2 * text.count("run  ") > 2, "each row has its name"
+    assert "2,000 of 10,000" in text and "64, 128, 256" in text
 
 
 def test_a_hint_is_broken_before_its_command() -> None:
