@@ -509,5 +509,5 @@ def _offset_notes(table: Table, rows: Sequence[Row]) -> Iterator[Note]:
             continue
         change = level - reference
         where = f"windows of {row.train_length:,} tokens end at {position} (seed {row.seed})"
-        text = f"offset control: {label} changes by {change:+.3f} where {where}"
+        text = f"offset control: {label} changes by {cells.number_text(change, '+')} where {where}"
         yield Note(text, is_caveat=abs(change) > table.margin)

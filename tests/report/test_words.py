@@ -48,13 +48,18 @@ def test_intervals_over_few_documents_are_said_to_be_that(
     assert (f"few documents ({documents}): intervals over so few say little" in said(tmp_path)) == is_said
 
 
-@pytest.mark.parametrize(("moved", "is_caveat"), [(3.5, True), (3.001, False)])
-def test_a_note_says_how_far_the_offset_control_moves_the_level(tmp_path, moved, is_caveat) -> None:
+@pytest.mark.parametrize(
+    ("moved", "said_change", "is_caveat"),
+    [(3.5, "by +0.500 where", True), (3.001, "by +0.001 where", False), (2.9999, "by 0.000 where", False)],
+)
+def test_a_note_says_how_far_the_offset_control_moves_the_level(
+    tmp_path: Path, moved: float, said_change: str, is_caveat: bool
+) -> None:
     add_run(tmp_path, "rope", {128: 3.0, 256: 3.1})
     add_run(tmp_path, "rope", {256: moved}, control="offset")
     table = only(tmp_path)
     [note] = [note for note in table.notes if note.startswith("offset control: rope")]
-    assert f"{moved - 3.0:+.3f}" in note and (note in table.caveats) == is_caveat
+    assert said_change in note and (note in table.caveats) == is_caveat
     without_training_length = only(tmp_path, where=where("length=256"))
     assert note in without_training_length.notes
 
