@@ -2,14 +2,17 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from support.hf_models import write_hf_model
 
+import pe_bench
 from pe_bench.commands.evaluate import Evaluation
 from pe_bench.commands.explain.changes import changed_model, layer_changes
 from pe_bench.commands.explain.explain import load_bench
+from pe_bench.errors import UserError
 from pe_bench.scoring.protocols import scores_of
 
 
@@ -47,3 +50,15 @@ def test_a_window_in_all_layers_of_an_hf_model_is_the_control(folder: Path) -> N
     nll = bench.score(model, plan).nll
     assert np.array_equal(nll, bench.score(bench.job.model, replace(plan, limit=32)).nll)
     assert not np.array_equal(nll, bench.score(bench.job.model, plan).nll)
+
+
+def test_a_scored_run_of_an_hf_model_is_refused_before_the_model_is_loaded(folder: Path) -> None:
+    write_hf_model(folder / "llama", "llama")
+    where: dict[str, Any] = {"results_dir": folder / "results"}
+    keys = ["data=files", f"data.path={folder / 'corpus'}"]
+    run = pe_bench.evaluate(
+        f"hf:{folder / 'llama'}", [32], targets=4, controls="none", overrides=keys, **where
+    )
+    (folder / "llama").rename(folder / "gone")
+    with pytest.raises(UserError, match="use pe-bench explain hf:FOLDER"):
+        pe_bench.explain(run, [64], **where)

@@ -141,9 +141,9 @@ def load_bench(run: str | Path, request: Evaluation) -> Bench:
         why = "keeps its own attention, in which nothing can be changed: leave --plain out"
         require(has_encoding, f"{run} {why}")
         return Bench.from_job(job, plans)
-    loaded = load_finished(prepared.folder, prepared.config, planner)
     message = f"{prepared.folder.name} is a run of a Hugging Face model: use pe-bench explain hf:FOLDER"
-    require(loaded.trained is not None, message)
+    require(prepared.config.hf_model is None, message)
+    loaded = load_finished(prepared.folder, prepared.config, planner)
     assert loaded.trained is not None
     return Bench.from_job(with_weights(loaded.job, loaded.trained), loaded.plans)
 
