@@ -92,7 +92,7 @@ def export_hf_model(text: str, scaling: str, folder: Path, results_dir: Path) ->
     why = opened.model.why_encoding_stays
     require(not why, f"{source.name} {why}, so --with has nothing to replace")
     config = replace(config, encoding=opened.encoding, model=opened.size)
-    others = find_others(read_with([scaling]), source.name, config)
+    others = find_others(read_with([scaling]), source.name, config, force=None)
     way_out = "give a single one with its factor, such as 'yarn factor=2'"
     message = f"--with {scaling} is not one encoding other than that of {source.name}: {way_out}"
     require(len(others) == 1, message)

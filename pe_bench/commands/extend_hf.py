@@ -160,7 +160,7 @@ def _stages(config: Config, settings: Settings, requested: Sequence[Requested]) 
     config = replace(config, encoding=opened.encoding, model=opened.size)
     stages = []
     for each in requested:
-        others = find_others([each], source.name, config)
+        others = find_others([each], source.name, config, force=None)
         message = (
             f"--with {each.text} is not one encoding other than that of {source.name}: give one, such as yarn"
         )

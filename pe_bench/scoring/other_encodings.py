@@ -117,12 +117,13 @@ def find_others(
     trained: Config,
     search: Sequence[Path] = (),
     *,
-    force: bool = False,
+    force: bool | None = False,
 ) -> list[OtherEncoding]:
     """Return the requested encodings, each once and without the run's own.
 
-    trained: the run's configuration with the lengths to score; its classes are trusted already. Raises
-    `UserError` for an encoding that cannot be scored, and without `force` for an incompatible encoding.
+    trained: the run's configuration with the lengths to score; its classes are trusted already. force: None
+    for a command without --force. Raises `UserError` for an encoding that cannot be scored, and without
+    `force` for an incompatible encoding.
     """
     others_by_label: dict[str, OtherEncoding] = {}
     trained_with = EncodingSpec(trained.encoding, tuple(search))
@@ -214,12 +215,13 @@ def _changed_options(name: str, before: PartSpec, part: PartSpec) -> Iterator[st
 
 
 def _checked_encoding(
-    encoding: EncodingSpec, trained: EncodingSpec, n_layers: int, force: bool
+    encoding: EncodingSpec, trained: EncodingSpec, n_layers: int, force: bool | None
 ) -> OtherEncoding:
     """Return the encoding as it is scored. Raises `UserError` for weights without meaning under it."""
     reason = incompatibility(trained, encoding)
     if reason is not None and not force:
-        raise UserError(f"{reason} (--force scores it anyway and labels the rows)")
+        way_out = "" if force is None else " (--force scores it anyway and labels the rows)"
+        raise UserError(f"{reason}{way_out}")
     label = _label_with_factor(encoding)
     message = f"its rows would be called {label} like the run's own: give it another name in its YAML file"
     require(label != trained.label, message)

@@ -197,6 +197,11 @@ def test_an_hf_model_is_written_with_a_scaling_that_transformers_and_eval_then_h
     [
         ("llama", [], "is a Hugging Face model already: give --with"),
         ("llama", ["--with", "yarn"], "give a single one with its factor"),
+        (
+            "llama",
+            ["--with", "rope base=80000"],
+            "cannot change to 80000.0 after training (changeable: none)",
+        ),
         ("llama", ["--with", "self_extend"], "no model of transformers has the encoding self_extend"),
         ("llama", ["--with", "yarn factor=2 ramp=turns"], "no yarn with ramp=turns"),
         ("gemma3_text", ["--with", "yarn factor=2"], "rotate in several ways"),
@@ -208,5 +213,5 @@ def test_what_transformers_cannot_say_of_an_hf_model_is_refused_and_nothing_is_w
 ) -> None:
     folder = write_hf_model(tmp_path / "model", architecture)
     done = command("export", f"hf:{folder}", *options, "--hf", str(tmp_path / "out"))
-    assert done.code == 2 and message in done.line
+    assert done.code == 2 and message in done.line and "--force" not in done.line
     assert {path.name for path in tmp_path.iterdir()} == {"model"}
