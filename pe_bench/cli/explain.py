@@ -25,7 +25,7 @@ def explain(
 ) -> None:
     """Explain why runs fail at longer texts.
 
-    Changes one layer of the trained model at a time, then all layers together, and
+    Changes one layer of the trained model at a time, and all layers together, and
     scores the same targets again: with a window, with sharper attention, without
     positions, and more. The table says how much of the loss each change restores; one
     sentence says what follows. Without RUN, explains the run that finished last; several
