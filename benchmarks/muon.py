@@ -35,7 +35,7 @@ def random_matrices(model: str) -> list[Tensor]:
 
 def by_pytorch(matrices: Tensor) -> Tensor:
     """Return the result of `orthogonalise_in_bfloat16` without compiled code."""
-    with patch.object(optimizer, "can_iterate_natively", lambda _: False):
+    with patch.object(optimizer, "native_bfloat16_is_faster", lambda _: False):
         return orthogonalise_in_bfloat16(matrices)
 
 
@@ -63,6 +63,8 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     torch.manual_seed(options.seed)
+    if not optimizer.native_bfloat16_is_faster(torch.device("cpu")):
+        parser.error("this processor has no AVX512-BF16, or it has AMX, so the compiled code would not run")
     print(machine())
     table = []
     for model in options.models:

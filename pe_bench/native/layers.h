@@ -1,5 +1,5 @@
 // What lies between the products of matrices: RMSNorm, SwiGLU, the rotation of pairs and the loss, forward and
-// backward, in float32. PyTorch takes several passes over memory for each.
+// backward, in float32; SwiGLU also reads and writes bfloat16. PyTorch takes several passes over memory for each.
 //
 // A row is the features of one token, and is done by one thread. What is summed over rows is summed within
 // chunks of them first, then over the chunks in order, so that results do not depend on the number of threads.

@@ -114,10 +114,10 @@ def muon_polynomials(squares: Tensor, coefficients: tuple[float, ...], iteration
 def iterate_muon_in_bfloat16(
     matrices: Tensor, min_norm: float, coefficients: tuple[float, ...], iterations: int
 ) -> Tensor:
-    """Return matrices [B, M, N] after Muon's iterations on matrices of norm 1. Raises `MemoryError`.
+    """Return float32 matrices [B, M, N] after Muon's iterations in bfloat16. Raises `MemoryError`.
 
-    min_norm: the least norm that divides a matrix. coefficients: of the polynomial of an iteration, as in
-    `muon_bfloat16.h`.
+    Each matrix is first divided by its norm, or by `min_norm` if that is larger. coefficients: of the
+    polynomial of an iteration, as in `muon_bfloat16.h`.
     """
     moved = torch.empty_like(matrices)
     library = bfloat16_kernel().library

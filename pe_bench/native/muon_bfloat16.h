@@ -1,10 +1,11 @@
-// Muon's iterations in bfloat16 (training/optimizer.py), for a matrix with the norm 1, X [M, N] with M <= N:
+// Muon's iterations in bfloat16 (training/optimizer.py), for a matrix X [M, N] with M <= N that is first divided by
+// its norm:
 //
 //   G = X X^T,    F = b G + c G^2,    X <- a X + F X
 //
-// Products are summed in float32; G, F and X are rounded to bfloat16. G and F are symmetric: only their squares on
-// and below the diagonal are computed, and those above it are these transposed. A matrix that is higher than wide is
-// transposed as it is read, and again as it is written. One thread does a matrix.
+// Products are summed in float32; G, F and X are rounded to bfloat16. G and F are symmetric: only their blocks of
+// 32 x 32 on and below the diagonal are computed, and those above it are these transposed. A matrix that is taller
+// than wide is transposed as it is read, and again as it is written. One thread does a matrix.
 #pragma once
 
 namespace {
@@ -13,7 +14,7 @@ struct Muon {
     Muon(int64_t height, int64_t width)
         : height(height),
           width(width),
-          is_high(height > width),
+          is_tall(height > width),
           strips(pieces(std::min(height, width))),
           across(pieces(std::max(height, width))),
           x(strips * across * PANEL),
@@ -32,8 +33,8 @@ struct Muon {
             turn_panels(across, x, x_turned);
             multiply_by_transposed(across, x, x_turned, gram, [](int64_t) {});
             turn_panels(strips, gram, gram_turned);
-            multiply_by_transposed(strips, gram, gram_turned, factor, [&](int64_t panel) {
-                scale_and_add(coefficients[2], coefficients[1], gram.at(panel));
+            multiply_by_transposed(strips, gram, gram_turned, factor, [&](int64_t place) {
+                scale_and_add(coefficients[2], coefficients[1], gram.at(place));
             });
             pair(strips * across, x.at(0), x_paired.at(0));
             for (int64_t column = 0; column < across; ++column)
@@ -64,51 +65,52 @@ struct Muon {
         return float(std::sqrt(total));
     }
 
-    // Calls `work` on each square of the matrix as it lies in memory: its first row and column, how many rows and
+    // Calls `work` on each block of the matrix as it lies in memory: the place of its first number, how many rows and
     // columns of the matrix it has, and its panel in `x`.
     template <class Work>
-    void each_square(Work work) {
+    void each_block(Work work) {
         for (int64_t row = 0; row < height; row += SIDE)
             for (int64_t column = 0; column < width; column += SIDE) {
                 const int64_t down = row / SIDE, right = column / SIDE;
-                const int64_t panel = is_high ? down * strips + right : right * strips + down;
+                const int64_t panel = is_tall ? down * strips + right : right * strips + down;
                 work(row * width + column, std::min<int64_t>(SIDE, height - row),
                      std::min<int64_t>(SIDE, width - column), x.at(panel * PANEL));
             }
     }
 
     void read_matrix(const float* from, float scale) {
-        each_square([&](int64_t place, int64_t rows, int64_t columns, uint32_t* panel) {
+        each_block([&](int64_t place, int64_t rows, int64_t columns, uint32_t* panel) {
             std::fill_n(sums.at(0), SQUARE, 0.0f);
             for (int64_t row = 0; row < rows; ++row)
                 for (int64_t column = 0; column < columns; ++column)
                     *sums.at(row * SIDE + column) = scale * from[place + row * width + column];
-            if (is_high) turn(sums.at(0), SIDE, SIDE, transposed.at(0));
-            to_left(is_high ? transposed.at(0) : sums.at(0), panel);
+            if (is_tall) turn(sums.at(0), SIDE, SIDE, transposed.at(0));
+            to_left(is_tall ? transposed.at(0) : sums.at(0), panel);
         });
     }
 
     void write_matrix(float* to) {
-        each_square([&](int64_t place, int64_t rows, int64_t columns, const uint32_t* panel) {
+        each_block([&](int64_t place, int64_t rows, int64_t columns, const uint32_t* panel) {
             std::fill_n(sums.at(0), SQUARE, 0.0f);
             scale_and_add(1, 1, panel);
-            if (is_high) turn(sums.at(0), SIDE, SIDE, transposed.at(0));
-            const float* square = is_high ? transposed.at(0) : sums.at(0);
+            if (is_tall) turn(sums.at(0), SIDE, SIDE, transposed.at(0));
+            const float* square = is_tall ? transposed.at(0) : sums.at(0);
             for (int64_t row = 0; row < rows; ++row)
                 std::memcpy(to + place + row * width, square + row * SIDE, size_t(columns) * sizeof(float));
         });
     }
 
-    // Right panels [strips][across] of the transposed matrix, from left panels [across][strips].
-    void turn_panels(int64_t across, const Words& left, Words& right) {
-        for (int64_t column = 0; column < across; ++column)
+    // Right panels [strips][steps] of the transposed matrix, from left panels [steps][strips].
+    void turn_panels(int64_t steps, const Words& left, Words& right) {
+        for (int64_t column = 0; column < steps; ++column)
             for (int64_t strip = 0; strip < strips; ++strip)
                 turn(left.at((column * strips + strip) * PANEL), SIDE, HALF,
-                     right.at((strip * across + column) * PANEL));
+                     right.at((strip * steps + column) * PANEL));
     }
 
     // Left panels of a matrix times its transposed, from left panels of the matrix and right panels of the
-    // transposed; `steps` panels are summed. `change` may change the sums of a panel before they are rounded.
+    // transposed; `steps` panels are summed. `change` may change the sums of the panel at a
+    // place of `out` before they are rounded.
     template <class Change>
     void multiply_by_transposed(int64_t steps, const Words& left, const Words& right, Words& out, Change change) {
         for (int64_t column = 0; column < strips; ++column)
@@ -132,7 +134,7 @@ struct Muon {
 
     const Instructions instructions{};
     const int64_t height, width;
-    const bool is_high;
+    const bool is_tall;
     const int64_t strips, across;
     Words x, x_paired, x_turned, gram, gram_turned, factor;
     Floats sums, transposed;

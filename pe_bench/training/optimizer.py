@@ -167,7 +167,8 @@ def orthogonalise_in_bfloat16(matrices: Tensor) -> Tensor:
     Each iteration computes X Xᵀ anew, as the authors of Muon do: updating it from iteration to iteration, as
     in `orthogonalise`, would accumulate the errors of eight bits.
     """
-    if can_iterate_natively(matrices):
+    is_plain = matrices.dtype == torch.float32 and matrices.is_contiguous()
+    if is_plain and native_bfloat16_is_faster(matrices.device):
         return iterate_muon_in_bfloat16(matrices, MIN_NORM, MUON_COEFFICIENTS, MUON_ITERATIONS)
     if matrices.size(-2) > matrices.size(-1):
         return orthogonalise_in_bfloat16(matrices.mT).mT
@@ -179,17 +180,6 @@ def orthogonalise_in_bfloat16(matrices: Tensor) -> Tensor:
         factor = torch.baddbmm(square, square, square, beta=cubic, alpha=quintic)
         moved = torch.baddbmm(moved, factor, moved, beta=linear)
     return moved.to(matrices.dtype)
-
-
-def can_iterate_natively(matrices: Tensor) -> bool:
-    """Return true if compiled code iterates in bfloat16 on float32 matrices (B, M, N), and is the fastest.
-
-    It does a matrix in one thread, and would leave threads idle with fewer matrices than threads.
-    """
-    is_plain = matrices.dtype == torch.float32 and matrices.is_contiguous()
-    return (
-        is_plain and len(matrices) >= torch.get_num_threads() and native_bfloat16_is_faster(matrices.device)
-    )
 
 
 def make_optimizer(model: Decoder, train: TrainConfig, muon_dtype: torch.dtype | None = None) -> Optimizer:

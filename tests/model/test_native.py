@@ -282,25 +282,38 @@ def test_muon_in_half_precision_is_as_exact_as_pytorch_whatever_the_threads(prod
             torch.set_num_threads(1)
             assert torch.equal(*found)
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(optimizer, "can_iterate_natively", lambda _: False)
+                patch.setattr(optimizer, "native_bfloat16_is_faster", lambda _: False)
                 theirs = optimizer.orthogonalise_in_bfloat16(matrices)
             assert (found[0] - exact).norm() <= 1.1 * (theirs - exact).norm()
 
 
 @here
-def test_muon_in_bfloat16_uses_our_code_without_amx_and_with_a_matrix_for_each_thread(
+def test_a_matrix_with_no_number_has_no_update_of_muon_in_bfloat16(products: None) -> None:
+    for value in (math.nan, math.inf):
+        matrices = torch.ones(2, 40, 33)
+        matrices[0, 7, 5] = value
+        constants = optimizer.MIN_NORM, optimizer.MUON_COEFFICIENTS, optimizer.MUON_ITERATIONS
+        moved = layers.iterate_muon_in_bfloat16(matrices, *constants)
+        assert moved[0].isnan().any() and moved[1].isfinite().all()
+
+
+@here
+def test_muon_in_bfloat16_uses_our_code_without_amx_whatever_the_threads(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if native.usable_kernel(torch.bfloat16).library is None:
         pytest.skip("no compiled code for bfloat16 is here")
     features: set[str] = set()
+    calls = []
     monkeypatch.setattr(model_attention, "processor_features", lambda: features)
-    torch.set_num_threads(2)
-    found = [optimizer.can_iterate_natively(torch.ones(count, 6, 4)) for count in (1, 2, 3)]
-    features.update(build.AMX_FEATURES)
-    found.append(optimizer.can_iterate_natively(torch.ones(4, 6, 4)))
+    monkeypatch.setattr(optimizer, "iterate_muon_in_bfloat16", lambda matrices, *_: calls.append(matrices))
+    for threads in (1, 8):
+        torch.set_num_threads(threads)
+        optimizer.orthogonalise_in_bfloat16(torch.ones(2, 6, 4))
     torch.set_num_threads(1)
-    assert found == [False, True, True, False]
+    features.update(build.AMX_FEATURES)
+    optimizer.orthogonalise_in_bfloat16(torch.ones(2, 6, 4))
+    assert len(calls) == 2
 
 
 class NullKey(LayerEncoding):

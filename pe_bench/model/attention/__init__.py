@@ -150,7 +150,7 @@ def native_bfloat16_is_faster(device: torch.device) -> bool:
 
 
 def scores_bfloat16_natively(q: Tensor) -> bool:
-    """Return true if our kernels are the fastest to score queries of this type, bfloat16, and device."""
+    """Return true if q is bfloat16 on a device where our kernels score faster than PyTorch's."""
     return q.dtype == torch.bfloat16 and native_bfloat16_is_faster(q.device)
 
 
