@@ -1,10 +1,10 @@
 """Faster forms of the decoder's layers, with the results of `layers.py`; only `FASTER` registers them.
 
-On a CPU, `products.py` multiplies matrices, and compiled code (`pe_bench.native`) computes norms, activations
-and losses between the products, with gradients written by hand: in float32, and of blocks in training under
-autocast to bfloat16 too. On a GPU with gradients, PyTorch's compiler fuses the operations between the
-products. In all other cases (other types, scoring under autocast, no compiler) these classes call the plain
-layers.
+On a CPU in float32, `products.py` multiplies matrices, and compiled code (`pe_bench.native`) computes norms,
+activations and losses between the products, with gradients written by hand. In training under autocast to
+bfloat16, only blocks do so, for the norms of their inputs and for SwiGLU. On a GPU with gradients, PyTorch's
+compiler fuses the operations between the products. In all other cases (other types, scoring under autocast,
+no compiler) these classes call the plain layers.
 
 Letters: B batch, T tokens, D model width, F width of the feedforward layer, E = 2 F, V tokens of the
 vocabulary, N tokens of all windows.
@@ -41,19 +41,19 @@ def accelerate(model: Model) -> Model:
 
 
 def is_native(x: Tensor, *more: Tensor) -> bool:
-    """Return true if compiled code can handle these tensors without autocast."""
-    return not torch.is_autocast_enabled("cpu") and has_native_type(x, *more)
+    """Return true if compiled code can handle these tensors; false under autocast."""
+    return not torch.is_autocast_enabled("cpu") and is_supported(x, *more)
 
 
 def trains_natively(x: Tensor, *weights: Tensor) -> bool:
     """Return true if compiled code can train a block with these tensors, also under autocast to bfloat16."""
     if torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") != torch.bfloat16:
         return False
-    return torch.is_grad_enabled() and has_native_type(x, *weights)
+    return torch.is_grad_enabled() and is_supported(x, *weights)
 
 
-def has_native_type(x: Tensor, *more: Tensor) -> bool:
-    """Return true if compiled code can handle tensors of these types on this device."""
+def is_supported(x: Tensor, *more: Tensor) -> bool:
+    """Return true for float32 tensors on the CPU if there is compiled code for them."""
     if any(tensor.dtype != torch.float32 for tensor in (x, *more)):
         return False
     return x.device.type == "cpu" and x.numel() > 0 and native.kernel().library is not None
@@ -245,7 +245,7 @@ class AfterAttention(torch.autograd.Function):
         read_N = read.reshape(-1, read.shape[-1])
         output = output.to(dtype)
         down_DF = down_DF.to(dtype)
-        x_ND = addmm(x.reshape(-1, x.shape[-1]), read_N, output.t())
+        x_ND = addmm(x.reshape(-1, x.shape[-1]), read_N, output.t()).contiguous()
         normed_ND, factor_N = native.rms_norm(x_ND, weight_D, NORM_EPSILON)
         operand_ND = normed_ND.to(dtype)
         both_ED = gate_FD.new_empty(2 * len(gate_FD), gate_FD.shape[1], dtype=dtype)

@@ -1,8 +1,8 @@
 """Products of matrices of float32 or bfloat16, by the library in PyTorch that uses the whole processor.
 
 PyTorch multiplies float32 matrices with MKL, which uses AVX-512 only on Intel's processors; oneDNN, the other
-library in PyTorch, uses AVX-512 on all. It multiplies bfloat16 matrices with oneDNN. No gradient flows
-through these functions.
+library in PyTorch, uses AVX-512 on all. Matrices of bfloat16 are left to PyTorch. No gradient flows through
+these functions.
 """
 
 from functools import cache
@@ -35,9 +35,12 @@ def mm(a: Tensor, b: Tensor) -> Tensor:
 
 
 def addmm(c: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """Return c + a b, as `torch.addmm` does; in float32 if c is float32, and a and b are bfloat16."""
+    """Return c + a b, as `torch.addmm` does.
+
+    If a and b are bfloat16, their product is rounded, and c may be float32.
+    """
     if a.dtype != torch.float32:
-        return torch.add(c, torch.mm(a, b))
+        return torch.mm(a, b) + c  # in this order the result has the contiguous layout of the product
     if is_onednn_faster():
         return linear(a, b.t()).add_(c)
     return torch.addmm(c, a, b)

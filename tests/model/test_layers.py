@@ -112,7 +112,10 @@ def test_blocks_trained_in_bfloat16_are_as_near_to_float64_as_those_of_pytorch(
     for more in ([], ["model.tie_embeddings=false", "model.qk_norm=true"]):
         overrides = [f"encoding={encoding}", *more]
         exact = results(model_of(*overrides).double())
-        found = results(model_of(*overrides), bfloat16=True)
+        with monkeypatch.context() as patch:
+            calls = called_functions(patch)
+            found = results(model_of(*overrides), bfloat16=True)
+        assert {"pe_bench_swiglu_bfloat16", "pe_bench_swiglu_backward_bfloat16"} <= {*calls}
         with monkeypatch.context() as patch:
             patch.setattr(native, "kernel", lambda: Kernel(None, "switched off"))
             theirs = largest_errors(results(model_of(*overrides), bfloat16=True), exact)
@@ -133,19 +136,31 @@ def test_onednn_multiplies_where_mkl_leaves_avx512_unused(vendor, flag, is_faste
     assert products.is_onednn_faster.__wrapped__() is is_faster
 
 
-@here
-def test_training_runs_in_the_compiled_code(monkeypatch: pytest.MonkeyPatch) -> None:
+def called_functions(patch: pytest.MonkeyPatch) -> list[str]:
+    """Return a list that gets the name of each compiled function for rows that is called from now on."""
     calls: list[str] = []
     call = native._call_for_rows
-    monkeypatch.setattr(
-        native, "_call_for_rows", lambda name, *given: (calls.append(name), call(name, *given))
-    )
+    patch.setattr(native, "_call_for_rows", lambda name, *given: (calls.append(name), call(name, *given)))
+    return calls
+
+
+@here
+@pytest.mark.parametrize("bfloat16", [False, True])
+def test_a_block_reads_inputs_of_any_layout(bfloat16: bool) -> None:
+    model = model_of("encoding=alibi")
+    turned_BTD = torch.randn(1, 20, 33, generator=torch.Generator().manual_seed(0)).mT
+    outputs = []
+    for x_BTD in (turned_BTD, turned_BTD.contiguous()):
+        with torch.autocast("cpu", torch.bfloat16, enabled=bfloat16):
+            outputs.append(model.blocks[0](x_BTD, model.encoding.layer(0), torch.arange(33), None))
+    torch.testing.assert_close(*outputs)
+
+
+@here
+def test_training_runs_in_the_compiled_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = called_functions(monkeypatch)
     results(model_of("encoding=rope"))
     assert {f"pe_bench_{name}" for name in ("rms_norm", "rms_norm_backward", "swiglu", "nll")} <= {*calls}
-    calls.clear()
-    results(model_of("encoding=rope"), bfloat16=True)
-    in_bfloat16 = ("rms_norm", "rms_norm_backward", "swiglu_bfloat16", "swiglu_backward_bfloat16")
-    assert {f"pe_bench_{name}" for name in in_bfloat16} <= {*calls}
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # which the compiler looks at
@@ -221,6 +236,7 @@ def test_more_pairs_than_a_head_has_are_an_error_and_no_memory_of_others() -> No
         rotate(x, torch.arange(5), torch.ones(5), "half")
 
 
+@here
 def test_tensors_without_data_are_not_rotated_by_compiled_code() -> None:
     x, cosines = torch.randn(2, 3, 5, 8), torch.rand(5, 4)
     with FakeTensorMode() as mode:
