@@ -29,7 +29,9 @@ class RMSNorm(nn.RMSNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         # Queries and keys are bfloat16 under autocast, and PyTorch warns if the scale has another type.
-        return super().forward(x.to(self.weight.dtype)).to(x.dtype)
+        dtype = torch.promote_types(x.dtype, self.weight.dtype)
+        normed = functional.rms_norm(x.to(dtype), self.normalized_shape, self.weight.to(dtype), self.eps)
+        return normed.to(x.dtype)
 
 
 class Linear(nn.Linear):
