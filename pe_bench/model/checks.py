@@ -42,7 +42,7 @@ def dry_run_training(model: Decoder, config: Config, spec: EncodingSpec) -> None
         raise UserError(f"train.length={length}: {error}") from error
     except (RuntimeError, IndexError) as error:
         misfits = ", ".join(spec.misfits(asdict(config.model)))
-        if not misfits:
+        if not misfits or is_out_of_memory(error):
             raise
         message = f"the encoding does not fit the model ({misfits}): leave the option out"
         raise UserError(message) from error
