@@ -551,11 +551,13 @@ def _baseline_label(lines: Sequence[Line], name: str, runs: ScoredRuns) -> str:
         if name in (line.label, replace(line, has_short_label=False).label):
             return line.label
     trained = [line for line in lines if line.encoding == line.scored_with]
-    encodings = {line.encoding for line in trained}
+    is_whole_encoding = any(line.encoding == name for line in trained)
     labels = []
     for line in trained:
         without_options, _, _ = line.encoding.partition(" ")
-        is_named = name == (line.encoding if name in encodings else without_options)
+        is_named = line.encoding == name
+        if not is_whole_encoding:
+            is_named = without_options == name
         if is_hf_name(name):
             is_named = scores_hf_model(runs.folder_of(line.runs[0]), name)
         if is_named:
