@@ -245,7 +245,7 @@ class AfterAttention(torch.autograd.Function):
         read_N = read.reshape(-1, read.shape[-1])
         output = output.to(dtype)
         down_DF = down_DF.to(dtype)
-        x_ND = addmm(x.reshape(-1, x.shape[-1]), read_N, output.t()).contiguous()
+        x_ND = addmm(x.reshape(-1, x.shape[-1]), read_N, output.t())
         normed_ND, factor_N = native.rms_norm(x_ND, weight_D, NORM_EPSILON)
         operand_ND = normed_ND.to(dtype)
         both_ED = gate_FD.new_empty(2 * len(gate_FD), gate_FD.shape[1], dtype=dtype)
