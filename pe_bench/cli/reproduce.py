@@ -291,9 +291,11 @@ def _draw_study(study: "Study", measured: "Measurements", results_dir: Path, pat
         values = {str(getattr(row, column)) for row in rows}
         where.append(Condition(column, "=", tuple(sorted(values))))
     names = sorted({row.run for row in rows})
-    # Sweeps that differ in these keys are lines of one panel, instead of a panel each.
-    budgets = {sweep.tokens for sweep in study.sweeps if not sweep.parent_sweep}
-    rates = {tuple(text for text in sweep.overrides if "train.lr=" in text) for sweep in study.sweeps}
+    # First stages that differ in these keys are lines of one panel, instead of a panel each. The report names
+    # the keys in which later stages differ.
+    first_sweeps = [sweep for sweep in study.sweeps if not sweep.parent_sweep]
+    budgets = {sweep.tokens for sweep in first_sweeps}
+    rates = {tuple(text for text in sweep.overrides if "train.lr=" in text) for sweep in first_sweeps}
     by = []
     if len(budgets) > 1:
         by.append("train.tokens")

@@ -21,6 +21,8 @@ from pe_bench.commands.reproduce.outcomes import read_table
 from pe_bench.commands.reproduce.pieces import Piece, StoredPieces, _runs_of_fewer_seeds, pieces_of
 from pe_bench.commands.reproduce.study import FinishedStep, Study, read_study
 from pe_bench.errors import UserError
+from pe_bench.report import draw
+from pe_bench.report.records import Table
 from pe_bench.runs.folder import RunFolder
 from pe_bench.runs.kept import copy_run
 from pe_bench.runs.rows import read_rows, write_rows
@@ -99,6 +101,22 @@ def test_stored_pieces_say_what_their_runs_said_and_are_not_made_again(
 
     again = command(*arguments(study), "threads=1", "--write-table")
     assert again.code == 0 and "stored: rope (long)" in again.err and not Path("results/runs").exists()
+
+
+def test_a_picture_names_no_learning_rate_that_only_later_stages_have(
+    command: Command, study: Study, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = "encodings: [yarn], overrides: [train.lr=0.001]"
+    later = f"{{name: later, after: short, times: 2, tokens: 64, {keys}}}"
+    text, _, _ = TOY.replace("over: tokens\n", "").partition("  - {name: long")
+    study.path.write_text(f"{text}  - {later}\n")
+    drawn: list[Table] = []
+    monkeypatch.setattr(draw, "plot_tables", lambda tables, path: drawn.extend(tables))
+    made = command(*arguments(study), "threads=1")
+    assert made.code == 0, made.err
+    labels = {line.label for table in drawn for line in table.lines}
+    assert labels >= {"rope", "nope"} and any(label.startswith("rope, then yarn x2") for label in labels)
+    assert not any("train.lr" in label for label in labels), labels
 
 
 def test_a_study_that_explains_stores_why_the_runs_of_each_piece_fail(command: Command, study: Study) -> None:
