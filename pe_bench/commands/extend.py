@@ -324,10 +324,10 @@ class StageJobs:
             choice = encoding_overrides(self.config)
             for job in plan_jobs(self.overrides, self.config.search, choice=choice, values=run_values):
                 job = replace(job, config=self._with_tokens(job, tokens))
-                words = [*job.swept]
+                differing = [*job.swept]
                 if len(self.runs) > 1:
-                    words.insert(0, f"{key}={run.name}")
-                jobs.append(replace(job, label=" ".join(words)))
+                    differing.insert(0, f"{key}={run.name}")
+                jobs.append(replace(job, label=" ".join(differing)))
         return jobs
 
     def _with_tokens(self, job: PlannedJob, tokens: int) -> Config:

@@ -31,7 +31,7 @@ def names_and_overrides(arguments: Sequence[str]) -> tuple[list[str], list[str]]
 
 
 def configs_of(arguments: Sequence[str], search: Sequence[Path] = ()) -> dict[str, Config]:
-    """Return a configuration for each named encoding, with the overrides in the arguments.
+    """Return a configuration for each encoding that the arguments name, with the overrides among them.
 
     An option of an encoding changes all encodings that have it. Raises `UserError`.
     """
@@ -45,16 +45,16 @@ def configs_of(arguments: Sequence[str], search: Sequence[Path] = ()) -> dict[st
     used_options: set[Override] = set()
     for name in names:
         values = compose([f"encoding={name}", *shared], search)
-        in_whole = {option: with_full_key(name, values["encoding"], option) for option in options}
-        used_options |= {option for option, whole in in_whole.items() if whole or option.prefix}
-        chosen = [str(option) for option in in_whole.values() if option]
+        full = {option: with_full_key(name, values["encoding"], option) for option in options}
+        used_options |= {option for option, found in full.items() if found or option.prefix}
+        chosen = [str(option) for option in full.values() if option]
         if chosen:
             values = compose([f"encoding={name}", *shared, *chosen], search)
         composed_configs[name] = values
     for key in [option.key for option in options if option not in used_options]:
         keys = [*chain.from_iterable(map(keys_in, composed_configs.values()))]
-        is_whole = "." in key or close_to(key, keys)
-        raise unknown_key(key if is_whole else f"encoding.{key}", keys)
+        is_full = "." in key or close_to(key, keys)
+        raise unknown_key(key if is_full else f"encoding.{key}", keys)
     return {name: parse_config(values, search) for name, values in composed_configs.items()}
 
 
@@ -70,6 +70,7 @@ def in_sections(overrides: Sequence[str], sections: Sequence[str]) -> list[str]:
 
 
 def without_keys(overrides: Sequence[str], keys: Sequence[str]) -> list[str]:
+    """Return the overrides of all keys but these."""
     return [text for text in overrides if parse_override(text).key not in keys]
 
 
@@ -94,6 +95,6 @@ def overrides_in(text: str) -> list[str]:
     if modifiers:
         overrides.append(f"modifier=[{','.join(modifiers)}]")
     for option in options:
-        is_whole_key = "." in option.partition("=")[0]
-        overrides.append(option if is_whole_key else f"encoding.{option}")
+        is_full_key = "." in option.partition("=")[0]
+        overrides.append(option if is_full_key else f"encoding.{option}")
     return overrides

@@ -47,14 +47,14 @@ from pe_bench.errors import UserError, first_line, require
 
 # The environment variable with overrides before the user's own, for tests of the README's commands.
 OVERRIDES_VARIABLE = "PE_BENCH_OVERRIDES"
-LAUNCH_CONFIG = "launch"  # the file of jobs that are plain numbers
-CATALOGUE_KEY = "catalogue"  # a key with several encodings, by their names
+LAUNCH_CONFIG = "launch"  # the file of a sweep whose jobs are called by number, `job=0,1,2`
+CATALOGUE_KEY = "catalogue"  # a temporary key, under which several encodings are resolved together
 
 
 def compose(overrides: Sequence[str], search: Sequence[Path] = ()) -> dict[str, Any]:
     """Compose the configuration of one job as plain values, without overrides of the environment.
 
-    Raises `UserError`.
+    Raises `UserError` for an override that cannot be read, or whose key or file is unknown.
     """
     return _compose_completed(for_hydra(overrides, search), search)
 
@@ -145,7 +145,7 @@ def _choices_and_values(overrides: Sequence[str]) -> tuple[list[str], list[str] 
 def _has_file_of(choices: Sequence[str], search: Sequence[Path]) -> bool:
     """Return whether a user's folder may hold a chosen file; if so, Hydra has to compose.
 
-    The answer may be yes without need, because a name may be part of another.
+    The answer is too often yes, because a file's name may be part of another name: Hydra is only slower.
     """
     named = " ".join(choices)
     for folder in search:
@@ -159,8 +159,8 @@ def _has_file_of(choices: Sequence[str], search: Sequence[Path]) -> bool:
 def _merged_files(choices: Sequence[str], search: Sequence[Path], changes: Sequence[tuple[str, int]]) -> Any:
     """Return the chosen shipped files, merged by Hydra.
 
-    search, changes: only part of the cache's key: the folders of `_hydra`, and the result of
-    `_changes_of_files`, so that a changed file is read again.
+    `search` (the folders of `_hydra`) and `changes` (the result of `_changes_of_files`) are only part of the
+    cache's key, so that a changed file is read again.
     """
     from hydra import compose as hydra_compose
 
@@ -314,7 +314,7 @@ def _hydra(search: Sequence[Path] = ()) -> Iterator[Any]:
 
 
 def register_resolvers() -> None:
-    """Register the reader of encodings' files, and the functions in interpolations of YAML files."""
+    """Register with Hydra the reader of encodings' files, and the functions that interpolations call."""
     from hydra._internal.sources_registry import SourcesRegistry
     from hydra.core.plugins import Plugins
     from omegaconf import OmegaConf
@@ -333,7 +333,7 @@ def _encoding_source() -> type[Any]:
     from omegaconf import OmegaConf
 
     class EncodingSource(FileConfigSource):
-        """A folder of YAML files, which also has `encoding/FILE.py:Class` for files of any folder."""
+        """A folder of YAML files; it also provides encodings of Python files, and a user's model files."""
 
         def is_config(self, config_path: str) -> bool:
             is_class = re.match("encoding/.*:", config_path) is not None
@@ -395,7 +395,7 @@ RESOLVERS: dict[str, Callable[..., Any]] = {
 def _values_of_job(composed: Any, search: Sequence[Path]) -> dict[str, Any]:
     """Return the composed configuration of a new job as plain values. Raises `UserError`.
 
-    Stored runs may have an empty list of lengths, which once stood for the default lengths.
+    An empty list of lengths is refused in a new job only: in older runs it stands for the default lengths.
     """
     values = _plain_values(composed, search)
     section = values.get("eval")
@@ -433,9 +433,9 @@ def _plain_values(composed: Any, search: Sequence[Path] = ()) -> dict[str, Any]:
 
 
 def _with_nested(encoding: Mapping[str, Any], search: Sequence[Path], prefix: str) -> dict[str, Any]:
-    """Complete the encodings inside the options of an encoding. Raises `UserError`.
+    """Return an encoding whose nested encodings have all their options. Raises `UserError`.
 
-    prefix: the key that has the encoding, for messages.
+    A nested encoding is the value of an option. prefix: the key that has `encoding`, for messages.
     """
     values = dict(encoding)
     for option, value in encoding.items():
@@ -475,9 +475,9 @@ def _chosen_part(group: str, typed: str, search: Sequence[Path]) -> dict[str, An
 
 
 def _with_options(part: Mapping[str, Any], options: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    """Return a part with other values of options. Raise `UserError` for an option that it lacks.
+    """Return a part with `options` in place of its own values. Raise `UserError` for an option that it lacks.
 
-    prefix: the key that has the part, for messages.
+    part: an encoding or a modifier. prefix: the key that has the part, for messages.
     """
     for option in options:
         if option not in part:

@@ -62,14 +62,14 @@ def find_name(group: str, typed: str, search: Sequence[Path] = ()) -> str:
     by_name = {name: name for name in names}
     if group == "encoding":
         by_name |= aliases()
-    folded = {_without_spelling(name): first for name, first in by_name.items()}
-    if typed not in by_name and _without_spelling(typed) not in folded:
+    folded = {_folded_name(name): first for name, first in by_name.items()}
+    if typed not in by_name and _folded_name(typed) not in folded:
         raise UserError(unknown(typed, group, by_name))
-    return by_name.get(typed) or folded[_without_spelling(typed)]
+    return by_name.get(typed) or folded[_folded_name(typed)]
 
 
-def _without_spelling(name: str) -> str:
-    """Return the letters and digits of a name in lower case."""
+def _folded_name(name: str) -> str:
+    """Return the letters and digits of a name in lower case, the same for all its spellings."""
     return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
@@ -107,7 +107,7 @@ def read_yaml(file: Path) -> Any:
 
 
 def head_comment(file: Path) -> list[str]:
-    """Return the lines of the comment at the head of a YAML file, without lines for programs."""
+    """Return the lines of the comment at the head of a YAML file, without its `DIRECTIVES`."""
     lines = file.read_text(encoding="utf-8").splitlines()
     head = takewhile(lambda line: line.startswith("#"), lines)
     return [line.lstrip("# ") for line in head if not line.startswith(DIRECTIVES)]
@@ -206,7 +206,11 @@ def read_choice(group: str, name: str, search: Sequence[Path] = ()) -> dict[str,
 
 
 def keys_in(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """Yield every key in plain values; in an encoding only its options, without sizes of the model."""
+    """Yield every key of nested plain values, such as `train.lr`.
+
+    Of an encoding only the options are yielded; sizes that it takes from the model are no options.
+    prefix: the key of the section that has the values, with a point at the end.
+    """
     is_encoding = prefix.startswith("encoding.")
     for key, value in values.items():
         if isinstance(value, Mapping):

@@ -28,11 +28,11 @@ OVERRIDE_PREFIXES = "+~"
 KEY_NAME = re.compile(r"[A-Za-z_][\w$/@.:-]*", re.ASCII)
 PLAIN_TEXT = re.compile(r"[A-Za-z_./][\w./:@+-]*", re.ASCII)
 NOT_TEXT_WORDS = ("null", "true", "false", "nan", "inf")  # plain text that Hydra reads as another type
-# Groups whose `name` only repeats which file was chosen; `tokenizer.name` is a key with an effect.
+# Groups whose key `name` only repeats the name of the chosen file; `tokenizer.name` has an effect.
 GROUPS_WITH_NAMES = ("encoding", "model", "data", "task")
 # A value of names only; Hydra reads patterns, quoted texts and other values.
 NAME_VALUE = r"(?:[\w.+-]+|[\w.+/~ -]+(?::\w+|\.py))"
-LIST_KEYS = ("eval.lengths", "train.betas")  # keys
+LIST_KEYS = ("eval.lengths", "train.betas")  # the keys whose value is a list
 NUMBERS_VALUE = re.compile(r"[\d.,]+")
 COUNT_KEY = re.compile(r"(train|eval|data)\.((\w+_)?tokens)")
 SHORT_COUNT = re.compile(r"(?<![\w.])[\"']?(\d+(?:\.\d+)?[kM])[\"']?(?![\w.])")
@@ -149,8 +149,8 @@ def full_key(name: str, encoding: Mapping[str, Any], key: str) -> str | None:
     # The part of this name comes first: `window=20` of `window` is an option of the modifier.
     own_part = f"encoding.modifiers.{name}"
     parts = sorted(["encoding", *modifiers], key=lambda part: part != own_part)
-    whole_keys = [f"{part}.{key}" for part in parts]
-    return next(filter(keys.__contains__, whole_keys), None)
+    full_keys = [f"{part}.{key}" for part in parts]
+    return next(filter(keys.__contains__, full_keys), None)
 
 
 def read_option(text: str) -> tuple[str, Any]:
@@ -186,7 +186,7 @@ def _parsed_values(override: Override) -> list[Any]:
 
 
 def for_hydra(overrides: Sequence[str], search: Sequence[Path] = ()) -> list[str]:
-    """Return overrides for Hydra, with names of files, and nested encodings as texts.
+    """Return overrides in the form that Hydra reads: aliases as names of files, nested encodings as texts.
 
     Raises `UserError` for mistakes that Hydra would accept, or report in many lines.
     """
@@ -275,7 +275,7 @@ def user_error_behind(error: BaseException | None) -> UserError | None:
 
 
 def _explained_error(error: Exception, overrides: Sequence[str], search: Sequence[Path]) -> UserError:
-    """Return an error of Hydra or OmegaConf, raised for these overrides, in words for people."""
+    """Return a one-line error for an error of Hydra or OmegaConf that these overrides raised."""
     text = str(error)
     if unread := getattr(error, "override", None):
         key = parse_override(str(unread)).key

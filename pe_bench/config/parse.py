@@ -11,7 +11,7 @@ from pe_bench.errors import UserError, require
 from pe_bench.system.terminal import say
 from pe_bench.values import check_type, check_utf8, expand_user, shown, unknown
 
-# For values of a key, the keys and sections that only runs with these values read.
+# By key and its values (separated by spaces): the keys and sections that only runs with these values read.
 READ_WITH = {
     "data.source": {
         "files hub": "data.text_column",
@@ -64,9 +64,10 @@ def _with_home_folders(config: Config) -> Config:
 
 
 def _parse(kind: type[Any], values: Any, prefix: str = "") -> Any:
-    """Convert plain values to a dataclass: the configuration, or a section with a prefix such as `train.`.
+    """Convert plain values to the dataclass `kind`: the configuration, or one of its sections.
 
-    Raises `UserError`.
+    prefix: the beginning of the section's keys, such as `train.`. Raises `UserError` for an unknown key or a
+    value of the wrong type.
     """
     hints = typing.get_type_hints(kind, include_extras=True)
     fields = [name for name in kind.__match_args__ if name not in FIELDS_NOT_IN_FILES]

@@ -256,7 +256,7 @@ class HfModelConfig:
     identity: str  # a hash of its files
     train_length_from: str  # the key of the model's configuration that gave `train.length`
     revision: str | None = None
-    begin: int | list[int] | None = None  # the first tokens, or the one first token, of each window
+    begin: int | list[int] | None = None  # the id, or the ids, of the first tokens of each window
     layers: int | None = None  # the number of layers with the run's encoding; other layers keep their own
     plain: bool = False  # the model keeps the attention of transformers
     architecture: str = ""  # such as Llama
@@ -269,7 +269,7 @@ class HfModelConfig:
 
     @property
     def first_token_ids(self) -> list[int]:
-        """Return the first tokens of each window."""
+        """Return the ids of the tokens with which every window begins."""
         if isinstance(self.begin, list):
             return self.begin
         return [] if self.begin is None else [self.begin]
@@ -341,7 +341,8 @@ class Config:
 
 
 FIELDS_NOT_IN_FILES = ("search", "given")  # fields of `Config` that a configuration's file does not have
-FIELDS_WITHOUT_KEYS = (*FIELDS_NOT_IN_FILES, "hf_model")  # fields of `Config`
+# Fields of `Config` that no key of a command sets.
+FIELDS_WITHOUT_KEYS = (*FIELDS_NOT_IN_FILES, "hf_model")
 KEYS = tuple(field.name for field in fields(Config) if field.name not in FIELDS_WITHOUT_KEYS)
 CONFIG_TYPES = get_type_hints(Config)
 SECTIONS: dict[str, Any] = {name: kind for name, kind in CONFIG_TYPES.items() if is_dataclass(kind)}

@@ -32,13 +32,13 @@ class PlannedJob:
 
     label: str  # the overrides that differ from the other jobs
     config: Config
-    words: tuple[str, ...] = ()  # overrides with one value each, with which `train` runs this job
-    given: Mapping[str, Any] = field(default_factory=dict)  # values of the overrides, by key
-    swept: tuple[str, ...] = ()  # the words of keys with several values
+    overrides: tuple[str, ...] = ()  # overrides with one value each, with which `train` runs this job
+    given: Mapping[str, Any] = field(default_factory=dict)  # values of `plan_jobs`' overrides, by key
+    swept: tuple[str, ...] = ()  # the overrides of keys that have several values in the sweep
 
     def with_seed(self, seed: int) -> "PlannedJob":
         config = replace(self.config, seed=seed)
-        return replace(self, config=config, words=(*self.words, f"seed={seed}"))
+        return replace(self, config=config, overrides=(*self.overrides, f"seed={seed}"))
 
 
 def plan_jobs(
@@ -51,7 +51,7 @@ def plan_jobs(
     """Return the jobs that overrides describe, one for each combination of their values, without running any.
 
     choice: overrides before the others, such as the encoding. values: plain values of keys without an
-    override, such as `train.length`. Raises `UserError`.
+    override, such as `train.length`. Raises `UserError` for an override that cannot be read or cannot work.
     """
     chosen = _options_of_keys(for_hydra(choice, search), search)
     options = _options_of_keys(for_hydra(overrides, search), search)
@@ -59,9 +59,9 @@ def plan_jobs(
     for before in itertools.product(*chosen):
         for after in itertools.product(*options):
             job = plan_job(after, search, choice=before, values=values)
-            swept = (*_words_with_choices(before, chosen), *_words_with_choices(after, options))
+            swept = (*_overrides_with_choices(before, chosen), *_overrides_with_choices(after, options))
             label = label_of(swept, job.config.encoding["name"])
-            jobs.append(replace(job, label=label, given=_values_of_words(after), swept=swept))
+            jobs.append(replace(job, label=label, given=_values_of_overrides(after), swept=swept))
     return jobs
 
 
@@ -75,9 +75,9 @@ def plan_job(
     """Return the single job of overrides, as `plan_jobs` does. Raises `UserError` for several values."""
     values = values or {}
     composed = compose_over(values, choice, overrides, search)
-    value_words = [f"{key}={quote(value)}" for key, value in values.items()]
+    value_overrides = [f"{key}={quote(value)}" for key, value in values.items()]
     config = parse_config(composed, search, (*values, *keys_given_by(overrides)))
-    return PlannedJob(config.encoding["name"], config, (*choice, *value_words, *overrides))
+    return PlannedJob(config.encoding["name"], config, (*choice, *value_overrides, *overrides))
 
 
 def _options_of_keys(overrides: Sequence[str], search: Sequence[Path]) -> list[list[str]]:
@@ -102,26 +102,30 @@ def _options_of_keys(overrides: Sequence[str], search: Sequence[Path]) -> list[l
     return list(options_of_keys.values())
 
 
-def _words_with_choices(words: Sequence[str], options: Sequence[Sequence[str]]) -> list[str]:
-    """Return those of the overrides `words` whose key, at the same place in `options`, has several values."""
-    choices = zip(words, options, strict=True)
-    return [word for word, others in choices if len(others) > 1]
+def _overrides_with_choices(overrides: Sequence[str], options: Sequence[Sequence[str]]) -> list[str]:
+    """Return the overrides of a job whose keys have several values in the sweep.
+
+    options: for each of `overrides`, the overrides of its key in all jobs.
+    """
+    choices = zip(overrides, options, strict=True)
+    return [override for override, of_all_jobs in choices if len(of_all_jobs) > 1]
 
 
-def _values_of_words(words: Sequence[str]) -> dict[str, Any]:
+def _values_of_overrides(overrides: Sequence[str]) -> dict[str, Any]:
+    """Return the values of overrides with one value each, by key."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
     parser = OverridesParser.create()
-    return {parse_override(word).key: parser.parse_override(word).value() for word in words}
+    return {parse_override(text).key: parser.parse_override(text).value() for text in overrides}
 
 
-def label_of(words: Sequence[str], encoding: str) -> str:
-    """Return a job's label: `words`, its overrides that differ from other jobs, without the signs + and ~.
+def label_of(overrides: Sequence[str], encoding: str) -> str:
+    """Return a job's label: the overrides that differ from other jobs, without the signs + and ~.
 
-    If all of them name parent runs, the label begins with the encoding.
+    If all of these overrides name parent runs, the label begins with the encoding.
     """
-    shown = [word.lstrip(OVERRIDE_PREFIXES) for word in words]
-    is_stage = all(parse_override(word).key in PARENT_KEYS for word in shown)
+    shown = [text.lstrip(OVERRIDE_PREFIXES) for text in overrides]
+    is_stage = all(parse_override(text).key in PARENT_KEYS for text in shown)
     label = " ".join([f"encoding={encoding}", *shown] if is_stage else shown)
     return label.replace("\\:", ":")  # Hydra's escape in my.py:RootBias
 
@@ -167,6 +171,7 @@ def check_launcher(overrides: Sequence[str]) -> None:
 
 
 def _refuse_several_nodes(overrides: Sequence[str]) -> None:
+    """Raise `UserError` for overrides that give a job several nodes of a cluster."""
     for override in map(parse_override, overrides):
         message = f"{override}: a job uses one node: leave it out, or start each run with torchrun --nnodes"
         has_several = override.key == "hydra.launcher.nodes" and override.value != "1"
@@ -204,7 +209,7 @@ def read_sweep(overrides: Sequence[str], search: Sequence[Path]) -> HydraSweep:
     texts = [parse_override(text) for text in overrides]
     plain = [str(text) for text in texts if text.key not in keys]
     combinations = [[*plain, *chosen] for chosen in _each_value_once(values)]
-    configs = (parse_config(compose(words, search), search, keys_given_by(words)) for words in combinations)
+    configs = (parse_config(compose(job, search), search, keys_given_by(job)) for job in combinations)
     jobs = math.prod(map(len, values))
     return HydraSweep(keys, jobs, configs, tuple(text.key for text in texts))
 
@@ -270,5 +275,5 @@ def label_of_composed(keys: Sequence[str]) -> str:
 
     hydra = HydraConfig.get()
     overrides: list[str] = hydra.overrides.task
-    words = [text for text in overrides if parse_override(text).key in keys]
-    return label_of(words, hydra.runtime.choices["encoding"])
+    swept = [text for text in overrides if parse_override(text).key in keys]
+    return label_of(swept, hydra.runtime.choices["encoding"])

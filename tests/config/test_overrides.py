@@ -110,9 +110,9 @@ def test_a_sweep_in_a_list_of_jobs_has_labels_words_and_the_values_that_were_typ
         *("encoding=rope train.lr=0.1", "encoding=rope train.lr=0.2"),
         *("encoding=nope train.lr=0.1", "encoding=nope train.lr=0.2"),
     ]
-    assert jobs[1].words == ("encoding=rope", "seed=3", "train.lr=0.2", "threads=1")
+    assert jobs[1].overrides == ("encoding=rope", "seed=3", "train.lr=0.2", "threads=1")
     assert jobs[1].given == {"train.lr": 0.2, "threads": 1}
-    assert compose_config(jobs[3].words) == jobs[3].config
+    assert compose_config(jobs[3].overrides) == jobs[3].config
     with pytest.raises(UserError, match=r"train.lr=interval\(1,2\) is no list of values"):
         plan_jobs(["train.lr=interval(1,2)"])
 

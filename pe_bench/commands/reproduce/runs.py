@@ -126,19 +126,19 @@ class StudyRuns:
         jobs = []
         for encoding in sweep.encodings:
             choice = [f"encoding={encoding}"]
-            for word, values in values_of_each.items():
+            for override, values in values_of_each.items():
                 values["results_dir"] = str(self.results_dir)
                 for job in plan_jobs(overrides, self.study.search, choice=choice, values=values):
-                    words = [*job.swept]
+                    differing = [*job.swept]
                     if len(sweep.encodings) > 1:
-                        words += choice
+                        differing += choice
                     if len(values_of_each) > 1:
-                        words.append(word)
-                    jobs.append(replace(job, label=label_of(words, encoding)))
+                        differing.append(override)
+                    jobs.append(replace(job, label=label_of(differing, encoding)))
         return jobs
 
     def _values_of_runs(self, sweep: Sweep, parents: Sequence[str], stored: int) -> dict[str, dict[str, Any]]:
-        """Return the own values of each run of an encoding, by the word for its label, such as `seed=1`.
+        """Return the values of each run of an encoding, by the override that names the run, such as `seed=1`.
 
         parents: the runs of the parent sweep. stored: the number of stored seeds, which are left out.
         """

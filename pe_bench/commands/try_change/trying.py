@@ -437,7 +437,7 @@ def _run_job(job: PlannedJob) -> tuple[Run, float]:
     Raises `UserError`, `RunError`.
     """
     began = time.monotonic()
-    with called_with(job.words):
+    with called_with(job.overrides):
         run = Run(*train(job.config, waits=say), job.config.report.margin)
     if run.failure:
         raise RunError(run.failure)
