@@ -97,9 +97,9 @@ class Bench:
         return self.job.config.train.length
 
     def fit_windows_ratio(self, length: int) -> float:
-        """Return the number of windows still to read for a fit at a length over the number scored there.
+        """Return the number of windows that a fit at a length still reads, over the number scored there.
 
-        The ratio is the same at the training length. It is 0 if nothing is left to fit.
+        Windows of the training length have the same ratio. It is 0 if nothing is left to fit.
         """
         if length in self._subjects or length <= self.train_length or not self.fitted_on:
             return 0
@@ -117,6 +117,7 @@ class Bench:
         return self._subjects[length]
 
     def _with_fitted_factors(self, subject: ModelAtLength) -> ModelAtLength:
+        """Return the subject with factors fitted at its length, or unchanged where nothing can be fitted."""
         if not self.fitted_on or subject.length <= subject.train_length:
             return subject
         within = self.fitted_on[subject.train_length]
@@ -131,15 +132,15 @@ class Bench:
         return Scorer(model, self.job.data.validation, self.job.config.eval)
 
     def unchanged_levels(self, length: int) -> np.ndarray | str:
-        """Return the unchanged model's levels as `levels` does, or the reason why the length has no score."""
+        """Return the unchanged model's levels [clusters], or the reason why the length has no score."""
         plan = self.plans[length]
         ((_, scored),) = self._scorer(self.job.model).scores([plan])
         if scored.status != "ok":
             return scored.reason
-        return self._document_levels(plan, scored)
+        return self._cluster_levels(plan, scored)
 
     def levels(self, model: LanguageModel, length: int) -> np.ndarray:
-        """Return a changed model's level on each document, or on each part of it if documents are few.
+        """Return a changed model's level in each cluster (a document or a part of one), float64 [clusters].
 
         Levels are in bits per byte, or in nats per token where the tokenizer loses text. The layers below the
         first changed layer have the outputs of the unchanged model, so they are computed once for all models
@@ -152,7 +153,7 @@ class Bench:
             if first:
                 inputs = self._inputs_of(first, length)
                 model = model.part(range(first, model.n_layers), inputs.passes)
-        return self._document_levels(plan, self.score(model, plan))
+        return self._cluster_levels(plan, self.score(model, plan))
 
     def measure(self, length: int) -> TargetValues:
         """Return the measures of all layers of the unchanged model, with a value for each target."""
@@ -165,8 +166,8 @@ class Bench:
     def clusters(self) -> np.ndarray:
         """Return the cluster of each target, int64 [targets]: its document, or a part of the document."""
         plan = self.plans[self.train_length]
-        nothing = np.zeros(plan.targets, np.float32)
-        return scores_of(plan, self.job.data.validation, nothing).clusters.index
+        zeros = np.zeros(plan.targets, np.float32)  # clusters depend on no score
+        return scores_of(plan, self.job.data.validation, zeros).clusters.index
 
     def _inputs_of(self, layer: int, length: int) -> LayerInputs:
         """Return the inputs of a layer above the first, computed from the kept inputs of a lower layer."""
@@ -182,8 +183,8 @@ class Bench:
         self._inputs = kept
         return kept
 
-    def _document_levels(self, plan: Plan, scored: Scored) -> np.ndarray:
-        """Return the level of each document, or of each part of a document if documents are few."""
+    def _cluster_levels(self, plan: Plan, scored: Scored) -> np.ndarray:
+        """Return the level of each cluster of a plan's targets, float64 [clusters]."""
         scores = scores_of(plan, self.job.data.validation, scored.nll)
         _, levels = scores.by_cluster()
         return levels

@@ -77,7 +77,7 @@ InputMaker = Callable[[ModelAtLength], list[PositionalEncoding] | None]
 class Change:
     """An intervention on attention, such as a window, tried in single layers and in all layers together.
 
-    What it restores of the loss at a longer length shows whether it removes a cause.
+    The share of the loss at a longer length that a change restores shows whether the change removes a cause.
     """
 
     name: str  # the name in tables and claims, such as `window`
@@ -210,7 +210,7 @@ def reach(layer: LayerEncoding, length: int) -> int:
 
 
 class HeadWindow(LayerEncoding):
-    """One head sees only the last `window` tokens."""
+    """A layer in which one head sees only the last `window` tokens."""
 
     def __init__(self, window: int, head: int, n_heads: int) -> None:
         super().__init__()
@@ -224,7 +224,7 @@ class HeadWindow(LayerEncoding):
 
 
 class HeadsOff(LayerEncoding):
-    """The heads with these numbers read nothing; all other heads read as before."""
+    """A layer in which the heads with these numbers read nothing; all other heads read as before."""
 
     def __init__(self, n_heads: int, heads: Sequence[int]) -> None:
         super().__init__()
@@ -415,7 +415,7 @@ class FrozenPairs(LayerEncoding):
         return self._turned(queries), self._turned(keys)
 
     def _turned(self, side: Side) -> Tensor:
-        """Return the features of queries or keys, the first of them rotated and multiplied."""
+        """Return queries or keys with the features of their pairs rotated and multiplied."""
         turned = rotate(side.x, side.position, self.frequencies, self.layout)
         if self.factor == 1:
             return turned
@@ -433,7 +433,10 @@ def _with_frequencies(layer: RoPE, frequencies: Tensor) -> RoPE:
 
 
 def _maker_of_frozen_pairs(band: tuple[float, float]) -> LayerMaker:
-    """Return the maker of layers that do not rotate pairs with wavelengths in `band`, its ends in tokens."""
+    """Return a function that makes a layer whose pairs with wavelengths in `band` are not rotated.
+
+    band: its two ends, in tokens.
+    """
 
     def layer_with_frozen_pairs(subject: ModelAtLength, number: int) -> ChangedLayer | str:
         leaves = leaves_of(subject.model.layer(number))

@@ -1,4 +1,4 @@
-"""How much of what a model loses at longer texts a change restores, and the sentence that follows.
+"""The share of a model's loss at longer texts that a change restores, and the sentence on the cause.
 
 With the levels of the same targets by document, in bits per byte (in nats per token if bytes are unknown),
 
@@ -6,13 +6,13 @@ With the levels of the same targets by document, in bits per byte (in nats per t
     restored = level at n - level at n with the change
     share = mean restored / mean lost
 
-The interval of a share is that of `restored - share * lost`, whose mean is 0, over the mean of what is lost:
-numerator and denominator come from the same documents and seeds. Shares of layers need not add up to 1: a
-later layer may repeat the fault of an earlier one, and two changes may repair the same fault.
+The interval of a share is the interval of `restored - share * lost`, whose mean is 0, over the mean of
+`lost`: numerator and denominator come from the same documents and seeds. Shares of layers need not add up
+to 1: a later layer may repeat the fault of an earlier one, and two changes may repair the same fault.
 
 The sentence blames a layer if a change of only this layer surely restores more than half at the longest
-length where something is lost. Surely means: with a chance of error of 5 % for all changes of single layers
-together that were tried (Bonferroni); in a deep model, these are chosen by what helps in its parts. The
+length with a sure loss. Surely means: with a chance of error of 5 % for all tried changes of single layers
+together (Bonferroni); in a deep model, these are the changes that help in its worst quarter of layers. The
 sentence names the change with the largest share; if a change of a single head restores a share within or
 above the interval of the largest share, the sentence names the head's change instead.
 """
@@ -80,22 +80,22 @@ class Effect:
 
 @dataclass(frozen=True)
 class Loss:
-    """The rise of a model's level at a length above its level at the training length."""
+    """The loss to explain: a model's level at a longer length minus its level at the training length."""
 
     length: int
-    lost: Interval | None = None  # bits per byte, or nats per token where the tokenizer loses text
+    lost: Interval | None = None  # above 0 is worse; bits per byte, or nats per token where bytes are unknown
     reason: str = ""  # why there is no number
 
     @property
     def is_sure(self) -> bool:
-        """Return whether the model surely loses more than the margin."""
+        """Return whether all of the interval is above the margin, and finite."""
         return self.lost is not None and MARGIN < self.lost.low < math.inf
 
 
 def loss_of(length: int, within: np.ndarray, beyond: np.ndarray) -> Loss:
     """Return the loss at `length`; without a number if a level is infinite or NaN.
 
-    within, beyond: levels [seeds, documents] at the training length and at `length`.
+    within, beyond: levels [seeds, clusters] at the training length and at `length`.
     """
     if not (np.isfinite(within).all() and np.isfinite(beyond).all()):
         return Loss(length, reason="scores are not finite")
@@ -105,9 +105,9 @@ def loss_of(length: int, within: np.ndarray, beyond: np.ndarray) -> Loss:
 def effect_of(
     change: Change, place: Place, length: int, levels: Sequence[np.ndarray], loss: Loss | None
 ) -> Effect:
-    """Return the effect of a change: what it restores of the level and, of a sure loss, the share.
+    """Return the effect of a change: the fall of the level, and the share of a sure loss that it restores.
 
-    levels: three arrays of levels [seeds, documents]: at the training length, at `length`, and at `length`
+    levels: three arrays of levels [seeds, clusters]: at the training length, at `length`, and at `length`
     with the change. loss: the loss at `length`; None at the training length.
     """
     within, beyond, changed = levels
@@ -119,7 +119,7 @@ def effect_of(
 
 
 def restored_share(restored: np.ndarray, lost: np.ndarray) -> Interval:
-    """Return the interval of the mean restored over the mean lost, both [seeds, documents]."""
+    """Return the interval of the mean of `restored` over the mean of `lost`, both [seeds, clusters]."""
     total = float(lost.mean())
     share = float(restored.mean()) / total
     rest = paired_interval(restored - share * lost)
@@ -132,7 +132,7 @@ def restored_share(restored: np.ndarray, lost: np.ndarray) -> Interval:
 
 
 def is_nonzero(interval: Interval) -> bool:
-    """Return whether the interval lies on one side of zero."""
+    """Return whether the whole interval is above zero, or the whole interval is below zero."""
     return interval.low > 0 or interval.high < 0
 
 
@@ -142,8 +142,8 @@ def is_nonzero(interval: Interval) -> bool:
 def cause_sentence(label: str, train_length: int, losses: Sequence[Loss], effects: Sequence[Effect]) -> str:
     """Return the cause of the losses in one sentence, by the rule at the top of this module.
 
-    It names a change of one layer that surely restores over half of the loss, else the best change of all
-    layers. label: the encoding. losses: by rising length.
+    The sentence names a change of one layer that surely restores over half of the loss, else the best change
+    of all layers. label: the name of the encoding. losses: by rising length.
     """
     sure = [loss for loss in losses if loss.is_sure]
     if not sure:
@@ -160,7 +160,7 @@ def cause_sentence(label: str, train_length: int, losses: Sequence[Loss], effect
     whole = [effect for effect in known if effect.place.is_all]
     to_blame = [effect for effect in single if _surely_restores_half(effect, len(single))]
     if to_blame:
-        best = _most_precise(to_blame)
+        best = _effect_to_name(to_blame)
         change = best.words[:1].upper() + best.words[1:]
         others = _clause_on_other_kinds(whole, best.change)
         return f"{change} {best.place.words} alone restores {_share_text(best)} of {lost}{others}"
@@ -174,11 +174,12 @@ def cause_sentence(label: str, train_length: int, losses: Sequence[Loss], effect
 
 
 def _effects_with_share(effects: Iterable[Effect], length: int) -> list[Effect]:
+    """Return the effects at a length whose share of the loss is known."""
     return [effect for effect in effects if effect.length == length and effect.share is not None]
 
 
-def _most_precise(effects: Sequence[Effect]) -> Effect:
-    """Return the effect with the largest share of the loss.
+def _effect_to_name(effects: Sequence[Effect]) -> Effect:
+    """Return the effect that the sentence names: the one with the largest share of the loss.
 
     The effect of a single head is preferred if its share lies in or above the interval of the largest share.
     """

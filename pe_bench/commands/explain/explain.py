@@ -95,7 +95,7 @@ def explain_runs(names: Sequence[str], by: Sequence[str], request: Evaluation) -
 def _find_runs_or_hf_model(names: Sequence[str], request: Evaluation) -> list[str | Path]:
     """Return the folders of the runs with these names, or the name of the one Hugging Face model.
 
-    Raises `UserError`.
+    Raises `UserError` for a name without a finished run, and for several names with a Hugging Face model.
     """
     if any(map(is_hf_name, names)):
         text = ", ".join(names)
@@ -176,7 +176,7 @@ class Explainer:
     def explain(self, *, by_head: bool = False) -> tuple[list[Loss], list[Effect]]:
         """Return the loss at each length, and the effect of each change at the lengths with a sure loss.
 
-        There are no effects without a sure loss. by_head: also change the heads of the worst layer.
+        Without a sure loss there are no effects. by_head: also change the heads of the worst layer.
         """
         changes = layer_changes(self.train_length)
         for_parts = [change for change in changes if change.in_single_layers]
@@ -201,7 +201,7 @@ class Explainer:
         return losses, sorted(effects, key=lambda effect: order[effect.change])
 
     def _printed_cost(self, work: str) -> AbstractContextManager[Cost]:
-        """Return a context that prints the cost of a part of the work, or of all if `work` is empty."""
+        """Return a context that prints, once, the expected time of `work`; empty: of the whole command."""
         text = f"explaining {count(len(self.benches), 'run')}"
         return print_cost_once(lambda pieces: f"{text}: {work}" if work else text)
 
@@ -281,7 +281,7 @@ class Explainer:
         expect(seconds, cores_of(job.device, job.threads))
 
     def _score_unchanged(self, length: int) -> str:
-        """Score the unchanged models at a length. Returns why this is not possible; empty if it is."""
+        """Score the unchanged models at a length. Returns the reason for a missing score, else ""."""
         began = time.monotonic()
         levels = [bench.unchanged_levels(length) for bench in self.benches]
         self.seconds[length] = time.monotonic() - began
@@ -325,7 +325,10 @@ class Explainer:
         return scoring + sum(map(self._seconds_to_fit, lengths))
 
     def _seconds_to_fit(self, length: int) -> float:
-        """Return the expected seconds of the passes for a fit at a length; entropies take more time."""
+        """Return the expected seconds of the passes that fit factors at a length, a lower bound.
+
+        The time to compute entropies is left out.
+        """
         once = self.seconds[length] + self.seconds[self.train_length]
         return once * self.benches[0].fit_windows_ratio(length)
 
@@ -363,6 +366,6 @@ def quarters(n_layers: int) -> list[Place]:
 
 
 def helpful_changes(changes: Sequence[Change], effects: Sequence[Effect]) -> list[Change]:
-    """Return the changes that surely restore something by at least one of the effects."""
+    """Return the changes with at least one effect that surely restores a part of the loss."""
     helpful = {effect.change for effect in effects if surely_restores_something(effect)}
     return [change for change in changes if change.name in helpful]

@@ -264,7 +264,8 @@ def _csv_row(**values: Any) -> dict[str, Any]:
 class CsvNumbers(NamedTuple):
     """The numbers in the CSV text of an explanation.
 
-    The text lacks the `spread` and the `documents` of intervals and the `words` of effects: they are empty.
+    The fields that the text lacks are empty: the `spread` and the `documents` of intervals, the `words` of
+    effects.
     """
 
     losses: list[Loss]

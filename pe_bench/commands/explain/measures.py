@@ -256,8 +256,8 @@ def layer_measures(
     """Return the mean of each measure in each layer at each length, and its change from the training length.
 
     A measure that a layer lacks has a reason in place of numbers; a measure of another kind of layer is left
-    out. values: by length, the values of each seed. clusters: the document of each target, or the segment of
-    a document, int64 [targets].
+    out. values: by length, the values of each seed. clusters: the cluster of each target (its document or a
+    part of the document), int64 [targets].
     """
     measured: list[LayerMeasure] = []
     for name in MEASURE_NAMES:

@@ -139,7 +139,7 @@ class StudyScores(Protocol):
     def restored_share(self, series: Series, change: str, length: int) -> Number:
         """Return the share of the loss at `length` that a change of all layers restores: 1 for all of it.
 
-        The loss is the rise of the level above that at the training length. change: such as `window`.
+        The loss is the level at `length` minus the level at the training length. change: such as `window`.
         """
         ...
 
@@ -208,7 +208,7 @@ class Measurements:
         """Return the reason why a series counts as not learned; empty if it has learned.
 
         A model that has learned nothing would hold, and break after all others. A later stage is compared
-        with the n-grams of its first stage's training tokens.
+        with the anchors of its first stage's training tokens.
         """
         if series not in self._unlearned:
             self._unlearned[series] = self._find_unlearned(series)
@@ -355,7 +355,7 @@ class Measurements:
     def restored_share(self, series: Series, change: str, length: int) -> Number:
         """Return the share of the loss at `length` that a change of all layers restores: 1 for all of it.
 
-        The loss is the rise of the level above that at the training length. change: such as `window`.
+        The loss is the level at `length` minus the level at the training length. change: such as `window`.
         """
         for shares in self._restored_shares:
             label, sweep = shares.series

@@ -40,7 +40,7 @@ class TableScores:
     def unlearned(self, series: Series) -> str:
         """Return the reason why a series counts as not learned; empty if it counts as learned.
 
-        A first stage on text counts as learned, a later stage does not: a table has no score of n-grams.
+        A first stage on text counts as learned, a later stage does not: a table has no level of an anchor.
         """
         answers = self.task_result(self._as_trained(series), self.length)
         if answers:
