@@ -44,7 +44,7 @@ from pe_bench.system.terminal import say
 ANCHORS_VERSION = 1  # the version of the models: raise it when their scores change
 BATCH_TOKENS = 2**21
 MIN_MATCH = 3  # tokens
-MAX_MATCH = 32  # longer matches count as this
+MAX_MATCH = 32  # tokens; a longer match counts as a match of this length
 MAX_COUNTED_TOKENS = 2**24  # training tokens; more would take longer than scoring does
 MAX_COMPARED_PAIRS = 2**26  # pairs of tokens that are compared to learn the weights of copying
 NO_TOKEN = -1  # replaces a token before the window
@@ -94,7 +94,7 @@ class Trigram:
         return self._interpolated_probability(0, np.zeros_like(token), token, uniform)
 
     def probability(self, before: np.ndarray, last: np.ndarray, token: np.ndarray) -> np.ndarray:
-        """Return p(token | before, last), float64; both may be `NO_TOKEN`."""
+        """Return p(token | before, last), float64; `before` and `last` may be `NO_TOKEN`."""
         bigram = self._interpolated_probability(1, last, token, self.frequency(token))
         is_cut = (before == NO_TOKEN) | (last == NO_TOKEN)
         pair = np.where(is_cut, NO_TOKEN, before * self.vocab_size + last)
@@ -187,8 +187,9 @@ def fit_anchors(data: Data, train: TrainConfig, seed: int) -> Anchors:
 def copying_weights(windows: np.ndarray) -> np.ndarray:
     """Return the weight of a copied token, 0 to 1, by the length of the match before it [MAX_MATCH + 1].
 
-    The token after the longest earlier match of the text is copied. Its weight is the share of windows
-    [windows, tokens] in which the copy is right, smoothed towards one half for a rare length.
+    The token that followed the longest earlier match is copied. The weight of a length is the share of tokens
+    with matches of this length for which the copy is right, smoothed towards one half for a rare length; it
+    is 0 below `MIN_MATCH`. windows: [windows, tokens].
     """
     copied, matched = longest_matches(windows, 0)
     lengths = matched.ravel()
@@ -219,10 +220,11 @@ def own_frequencies(data: Data, plan: Plan) -> Probabilities:
 
 
 def score_missing_anchors(job: Job, plans: Sequence[Plan], rows: Sequence[Row]) -> None:
-    """Score the anchors on the targets of these rows; without anchors, a run is whole too.
+    """Score the anchors on the targets of a run's rows, as far as they are not scored yet.
 
-    Controls, ranges of positions and answers have no anchors, nor has a later stage, whose model saw other
-    tokens too.
+    An error is only a warning, because a run is complete without anchors. Controls, ranges of positions and
+    answers have no anchors. A later stage has none either, because its model also saw tokens of other
+    windows.
     """
     folder = anchors_folder(job.folder)
     rows_of_run = {_score_key(row): row for row in rows}

@@ -12,8 +12,8 @@ scores are:
 
 Depth 0 is a span at the start of the body, depth 1 a span at its end. If the cue or the second half of a span
 occurs once more in the window, or in its replacement, the text itself would repeat the answer: the nearest
-unique span is taken instead. If no unique span lies within a twentieth of the body, the window is left out at
-this depth.
+unique span is taken instead. If no unique span lies within a twentieth of the body, or within 32 tokens in a
+short window, the window is left out at this depth.
 
 Windows follow from the text, the seed, the length and the depth. A smaller set of windows is part of every
 larger set.
@@ -50,15 +50,16 @@ DEFAULT_DEPTHS, DEFAULT_WINDOWS = 5, 64
 # For a Hugging Face model, at each depth: a model of 135 million parameters then takes some nine minutes at
 # 4,096 tokens on two cores, in bfloat16.
 HF_MODEL_WINDOWS = 8
-DEFAULT_TIMES = (1, 2, 4, 16)  # the training length
-MAX_SHIFT = 1 / 20  # the largest distance between the wanted depth and a unique span, as a share of the body
+DEFAULT_TIMES = (1, 2, 4, 16)  # the default lengths, over the training length
+# The largest distance between the wanted depth and a unique span, as a share of the body; at least `SPAN`.
+MAX_SHIFT = 1 / 20
 REPLACED = "replaced"  # a control
 FIRST_INDEX = 1  # index 0 may have the beginning-of-text token of a Hugging Face model
 
 
 @dataclass(frozen=True)
 class Probe:
-    """The choices of a call of `probe`, from which the plans of its windows follow."""
+    """The options of a call of `probe` that decide the probed windows."""
 
     lengths: Sequence[int] | None = None  # None for the default lengths
     depths: int = DEFAULT_DEPTHS  # the number of depths, evenly spaced
@@ -127,7 +128,9 @@ def needle_plans(
 
 
 def find_needle(tokens: np.ndarray, start: int, depth: float) -> Needle | None:
-    """Return the needle at a depth, from 0 to 1, of a haystack; None without a unique span near that depth.
+    """Return the needle at a depth, from 0 to 1, of a haystack.
+
+    Returns None without a unique span near the depth, and without `CHOICES` - 1 other spans.
 
     tokens: the haystack, and the span after it in the document, which replaces the needle in the control.
     start: the index of the first token in the document.

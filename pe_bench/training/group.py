@@ -45,7 +45,7 @@ class LostProcessError(RunError):
 class Group:
     """One process of several that train together; the default is a single process.
 
-    All processes must call `sum`, `any`, `wait` and `broadcast` equally often.
+    All methods but `share` communicate: each process must call the same methods, in the same order.
     """
 
     def __init__(self, rank: int = 0, count: int = 1, device: torch.device | None = None):
@@ -151,7 +151,10 @@ def join_processes(device: torch.device, timeout: int) -> Iterator[Group]:
 
 
 def _beat(store: Any, over: threading.Event) -> None:
-    """Until `over` is set, count up this process's beats in the shared store: a lost process stops."""
+    """Count the beats of this process in a store, one in `BEAT_SECONDS`, until `over` is set.
+
+    A lost process stops beating. store: the key-value store of `torch.distributed` that all processes share.
+    """
     with suppress(RuntimeError):  # the store is gone, and the run with it
         while not over.wait(BEAT_SECONDS):
             store.add(f"beat {rank()}", 1)
@@ -169,6 +172,7 @@ def _lost_ranks(store: Any) -> list[int]:
 
 
 def _beat_counts(store: Any) -> list[int]:
+    """Return the number of beats of each process, in the order of ranks."""
     return [store.add(f"beat {number}", 0) for number in range(world_size())]
 
 
