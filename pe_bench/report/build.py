@@ -82,11 +82,12 @@ def read_report(
     probe: bool = False,
     **options: Any,
 ) -> Report:
-    """Return the tables of the named runs, of a selection, of all runs, or only those with the newest run.
+    """Return the tables of the named runs, of a selection, of all runs, or of the newest run.
 
-    everything: without names or conditions, show all runs; False: only the tag of the newest run, or its
-    tables. probe: require probes in place of levels. options: the other options of `api.results`. Raises
-    `UserError` for values that are not possible, and if there is nothing to show.
+    everything: without names, tags and conditions, show all runs; False: only the runs with the tag of the
+    run that finished last or, if it has no tag, the tables with this run. probe: require probes in place of
+    levels. options: the other options of `api.results`. Raises `UserError` for values that are not possible,
+    and if there is nothing to show.
     """
     by = options.get("by")
     best = options.get("best")
@@ -168,9 +169,9 @@ def _is_named(folder: RunFolder, name: str) -> bool:
 
 
 def _runs_with_newest_tag(results_dir: Path) -> list[str] | None:
-    """Return the names of the runs with the newest tag of the run that finished last; None without a tag.
+    """Print the last tag of the run that finished last, and return the names of all runs with this tag.
 
-    Prints the tag.
+    Returns None if the run has no tag.
     """
     newest = newest_run(read_all(results_dir).rows, results_dir)
     tags = [] if newest is None else tags_of(newest)
@@ -419,9 +420,9 @@ def _require_shown(tables: Sequence[Table], selection: Selection, others: int) -
 
 
 def _make_tables(groups: Groups, rows: Sequence[Row], runs: ScoredRuns, selection: Selection) -> list[Table]:
-    """Return a table for each group, with the small table of recall targets if there are scores of these.
+    """Return a table for each group, with the small table of its recall targets if they have scores.
 
-    rows: the rows of all groups, with those of positions. Raises `UserError` if no run has the slice.
+    rows: the rows of all groups, and the rows by position. Raises `UserError` if no run has the slice.
 
     Texts of runs are put on one line each, because a stranger may have written them.
     """
@@ -458,7 +459,7 @@ def _make_tables(groups: Groups, rows: Sequence[Row], runs: ScoredRuns, selectio
 
 
 def _shown_rows(rows: Sequence[Row], selection: Selection) -> list[Row]:
-    """Return the rows without those of runs that are only references."""
+    """Return the rows of the runs to show: without runs that are only references of changes."""
     return [row for row in rows if row.run not in selection.references]
 
 
@@ -532,7 +533,7 @@ def _make_table(
 
 
 def _with_shown_records(line: Line, train_length: int, selection: Selection) -> Line:
-    """Return the line with its records at the shown lengths; without any if its encoding is not shown."""
+    """Return the line with its records at the shown lengths; without records if its encoding is not shown."""
     encoding = None if line.is_anchor else line.scored_with
     records = {}
     for length, record in line.records.items():

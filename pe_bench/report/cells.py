@@ -1,4 +1,4 @@
-"""The cells of a line in the short form: numbers with their marks, and answers in words."""
+"""The cells of a line in the short form: numbers with their marks, `works to`, and the use of context."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -24,7 +24,8 @@ def number_text(value: float, sign: str = "") -> str:
 def number_cell(number: float, verdict: str = "", of_models: str = "", sign: str = "") -> Cell:
     """Return the cell of a number, with the mark of its verdict.
 
-    of_models: the verdict on these models alone: if `verdict` is unclear, its mark comes before the `?`.
+    of_models: the verdict that holds only of the trained models, not of other seeds: if `verdict` is unclear,
+    the mark of `of_models` comes before the `?`.
     sign: `+` shows the sign of a positive number too.
     """
     mark = mark_of(verdict)
@@ -120,7 +121,7 @@ def value_cell(line: Line, length: int, table: Table) -> Cell | None:
 
 
 def _marked_if_other_targets(cell: Cell, *, is_common: bool) -> Cell:
-    """Return the cell, with the mark `~` if its number is not of the targets of the levels beside it."""
+    """Return the cell, with the mark `~` if its number is of other targets than the levels in its row."""
     return cell if is_common else replace(cell, mark=cell.mark + OTHER_TARGETS_MARK)
 
 
@@ -145,8 +146,8 @@ def works_to_cell(line: Line) -> Cell:
 def context_use_cell(line: Line) -> Cell:
     """Return the answer on use of context: `yes` if any length has it, `no` if all judged lengths have it.
 
-    It is `unclear` for other answers, `-` without any, and `reads nothing` if the model surely gains nothing
-    from most of its training length.
+    It is `unclear` for other answers, `-` without answers, and `reads nothing` if the model surely gains
+    nothing from most of its training length.
     """
     uses = [record.use for record in line.records.values() if record.use]
     if line.reads_nothing and uses:
@@ -166,8 +167,8 @@ def lengths_by_importance(
 
     The lengths that the user named come first; then the training length, the longest length, and twice the
     training length; then the longest below twice the training length that is a line's first failing length,
-    or else one just past the training length; then four times the training length, and the others, longest
-    first. stops: each line's first failing length.
+    or else the longest length just past the training length; then four times the training length, and the
+    others, longest first. stops: each line's first failing length.
     """
     longer = [length for length in lengths if length > train_length]
     just_past = max((length for length in longer if length <= NEAR_RATIO * train_length), default=0)

@@ -164,7 +164,7 @@ class Chart:
 
 
 def chart_of(table: Table, values: PlotValues = "levels") -> Chart:
-    """Return the chart of levels, or of changes, over context length; of a task always the levels."""
+    """Return the chart of levels or of changes over context length; of a task, always of levels."""
     train_length = table.key.train_length
     curves = tuple(_length_curve(line, table, values) for line in table.lines)
     if values == "change" and not table.is_task:  # lengths of a task are not paired, so have no change
@@ -250,7 +250,7 @@ def _level_point(
 ) -> Point:
     """Return the point at the mean of `levels`, one for each seed, with the interval of the mean as its band.
 
-    The band of two seeds goes from the lower to the higher.
+    With two seeds, the band goes from the lower level to the higher level.
     """
     values = np.array(levels)
     low, high = student_interval(values)

@@ -172,7 +172,7 @@ def group_rows(rows: Sequence[Row], runs: ScoredRuns, varying: Sequence[str]) ->
 
 
 def _as_first_stage(row: Row, runs: ScoredRuns) -> Row:
-    """Return the row of a later stage with the facts of its first stage, in whose table it is."""
+    """Return a later stage's row with the facts of its first stage, whose table shows it; others as is."""
     first = runs.folder_of(row.run).first_stage
     if first is None:
         return row
@@ -235,7 +235,7 @@ def setting_without(row: Row, runs: ScoredRuns, varying: Sequence[str]) -> str:
 
 
 def _is_setting(key: str) -> bool:
-    """Return whether a key of a configuration is of the model or the training, and makes runs differ."""
+    """Return whether a key is of the sections `model` or `train`, and its value part of a run's setting."""
     group, _, _ = key.partition(".")
     _, _, name = key.rpartition(".")
     return group in ("model", "train") and name not in NOT_IDENTITY
@@ -255,17 +255,17 @@ def _chosen_values(rows: Sequence[Row], runs: ScoredRuns, varying: Sequence[str]
             chosen.append(f"{key.removeprefix('train.')}={value}")
     values = {"training": " ".join(chosen)}
     if not is_hf_name(first.model):
-        values["changed"] = _changed_model(config, varying)
+        values["changed"] = _differences_from_shipped_model(config, varying)
         values["model_sizes"] = _model_sizes(rows)
     elif "model" not in varying:
         values["model_sizes"] = _hf_model_size(first, runs)
     return values
 
 
-def _changed_model(config: Mapping[str, Any], varying: Sequence[str]) -> str:
-    """Return a run's differences from the shipped model of its name: `2 layers of 96`; empty without any.
+def _differences_from_shipped_model(config: Mapping[str, Any], varying: Sequence[str]) -> str:
+    """Return how a run's model differs from the shipped model of its name: `2 layers of 96`, or `d_ff=100`.
 
-    Keys of `varying` do not count. Differences in neither layers nor width are named by their keys.
+    Empty if they are equal. Keys of `varying` do not count.
     """
     shipped = shipped_model(str(config.get("model.name")))
     changed = {}
@@ -378,10 +378,10 @@ def list_lengths(lengths: Iterable[int]) -> str:
 def groups_of_slice(
     groups: Groups, name: str, runs: ScoredRuns
 ) -> dict[TableKey, tuple[list[Row], list[Row]]]:
-    """Return, for each group and judge, its rows of a slice, and all rows of the group.
+    """Return the rows of a slice, and all rows, of each group; by the key of the group's table of the slice.
 
-    Some runs may lack the slice. If runs have different targets of one set in the slice, the rows with the
-    most common targets are kept.
+    The slice `key` has a table for each judge, the run that chose its targets. Some runs may lack the slice.
+    If runs have different targets of one set in the slice, the rows with the most common targets are kept.
     """
     sliced = {}
     for key, unsliced in groups.items():
@@ -461,24 +461,24 @@ def explain_separation(
     values = {}
     for name in vars(tables[number]):
         values[name] = {getattr(key, name) for key in tables}
-    values["stride_rule"].discard("")  # the value of the other protocols
+    values["stride_rule"].discard("")  # protocols without a stride
     differing = []
     for name, used in values.items():
         if name != "setting" and len(used) > 1:
             differing.append(name.replace("_", " "))
-    together = ""
+    advice = ""
     named = {replace(key, setting="") for key in tables}
     if len(named) < len(tables) and swept:
         for key, used in swept.items():
             here = ", ".join(dict.fromkeys(map(str, used)))
             differing.append(f"{key} (here {here})")
-        together = f"; lines of one table: pe-bench report{folder} --by {','.join(swept)}"
+        advice = f"; lines of one table: pe-bench report{folder} --by {','.join(swept)}"
     elif len(named) < len(tables):
         setting = tables[number].setting[:8]
         differing.append(f"training settings (here {setting}; see the runs' config.yaml)")
     is_one_text = len(values["data"]) == 1 < len(values["data_hash"])
     if is_one_text and values["model"] == {SEVERAL_HF_MODELS}:
-        together += "; other tokenizers make other targets of a text: compare bits per byte by eye"
+        advice += "; other tokenizers make other targets of a text: compare bits per byte by eye"
     place = f"table {number + 1} of {len(tables)}"
     differ = f"they differ in {', '.join(differing)}"
-    return f"{place}: {differ}, and such rows are never averaged or ranked together{together}"
+    return f"{place}: {differ}, and such rows are never averaged or ranked together{advice}"

@@ -209,10 +209,11 @@ def _records_of_lengths(
     """Return the record at each length, and whether the models surely gain nothing within training.
 
     scored: the rows of levels, without controls. references: for each run, the run whose level at
-    `train_length`, with its trained encoding, is the reference of changes. Shorter lengths are not judged,
-    because less context costs by nature. Neither is an anchor, nor a model that is no better than token
-    frequencies: it would hold by knowing nothing. A model that has not learned its task at the training
-    length is not judged at longer lengths.
+    `train_length`, with its trained encoding, is the reference of changes.
+
+    Not judged are lengths below the training length, because less context costs by nature; anchors; models
+    that are no better than token frequencies, which would hold because they know nothing; and, at longer
+    lengths, models that have not learned their task at the training length.
     """
 
     def rows_as_trained(length: int, rows: Sequence[Row]) -> list[Row]:
@@ -251,9 +252,9 @@ def make_record(
 ) -> Record:
     """Return the record of `rows`, the seeds of one encoding at one length.
 
-    trained: rows at the training length of the runs that `references` names, with their own encoding. Of
-    several sets of targets, the levels are of the set of most seeds, or else of the highest rank; the set of
-    the change does not depend on other lines.
+    trained: rows at the training length of the runs that `references` names, with their own encoding.
+    Of several sets of targets, the levels are of the set with most seeds, or else of the set with the highest
+    rank; the set of the change does not depend on other lines.
     """
     first = rows[0]
     scored = [row for row in rows if has_number(row)]

@@ -38,10 +38,10 @@ def to_html(
     losses: Losses = MappingProxyType({}),
     title: str = "pe-bench report",
 ) -> str:
-    """Return the page as text. losses: the losses of training, by the names of runs.
+    """Return the report as the text of an HTML page. losses: the training losses of runs, by their names.
 
-    Style and script are in the page, and by its own policy it may ask for nothing else. Whatever comes from a
-    run stands on one line and is escaped by the templates.
+    The page contains its style and script, and its content security policy forbids all requests. Every text
+    of a run is one line, and is escaped by the templates.
     """
     templates = Templates(
         loader=PackageLoader(TEMPLATES_PACKAGE),
@@ -120,8 +120,8 @@ def _describe_holding(table: Table) -> str:
 def _section_values(table: Table, prefix: str, styles: Mapping[str, Style], losses: Losses) -> dict[str, Any]:
     """Return the values of a table's section, by their names in the template.
 
-    prefix: the beginning of the ids of its lines and pictures. Of each line there are the cells, and the
-    details that open below it. reading: notes on how the table is read; notes: all others.
+    prefix: the beginning of the ids of its lines and pictures. Each line has its cells, and the details that
+    open below it. The value `reading` has the notes on how to read the table, `notes` has all other notes.
     """
     grid = short_grid(table)
     line_ids: dict[str, str] = {}

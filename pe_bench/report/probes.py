@@ -274,7 +274,7 @@ def _shares_right(scores_of_runs: Sequence[Scores]) -> np.ndarray:
 
 
 def share_interval(shares: np.ndarray, count: int) -> Interval:
-    """Return the interval, within 0 to 1, of the mean of shares of answers, float64 [seeds, documents].
+    """Return the interval of the mean of shares of answers [seeds, clusters], cut to the range 0 to 1.
 
     count: the number of independent units, as in `difference_of_shares`.
     """
@@ -291,7 +291,7 @@ def judge_finding(gain: Interval, accuracy: Interval, lift: Interval, chance: fl
         finds     surely 90 % of the answers are right, and the span surely makes the answer likelier
         chance    the accuracy is surely less than 5 points above that without the span, or above guessing; or
                   the span surely saves less than MARGIN, 0.01 bits per byte
-        partly    the accuracy is surely above both
+        partly    the accuracy is surely above that without the span, and above guessing
         unclear   anything else
 
     Without the span, the right answer is the only one of the eight that is not in the window. A model that

@@ -59,8 +59,8 @@ the same interval without the second measure. tests/report/test_simulations.py h
     1.0  exponential  95.5 1.47  97.7 1.46  98.0 1.07  96.7 1.02  97.9 1.16  97.0 1.07
     1.0  lognormal    92.6 1.53  97.1 1.56  97.4 1.07  96.7 1.03  97.4 1.15  96.5 1.07
 
-Without it lognormal documents give 84 % (1 x 10), 86 % (5 x 10) and 91 % (5 x 30). One seed over ten
-lognormal documents stays a little short of 93 %: most such samples do not show their tail.
+Without the second measure, lognormal documents give 84 % (1 x 10), 86 % (5 x 10) and 91 % (5 x 30). One seed
+over ten lognormal documents stays a little short of 93 %: most such samples do not show their tail.
 
 A slice may have one target of a document and two hundred of another, so its mean is over all its targets, and
 documents count by their sizes. The spread of such a mean is the jackknife's: how it changes without each
@@ -88,7 +88,7 @@ it is the likeliest to be judged wrongly (mirrored: lognormal, the long tail on 
     verdicts, nearly   normal       1.7     1.6     1.5     2.2
              failing   mirrored     3.8     1.3     5.9     1.7
 
-Thirty documents, or stretches of documents, keep the 5 % in every case, and so do ten normal ones. Ten skewed
+Thirty documents, or parts of documents, keep the 5 % in every case, and so do ten normal ones. Ten skewed
 ones do not in the worst case: the tail is hardly seen where the level is high. `judge_context_use` is wrong
 in at most 2.4 % over thirty documents, and in 5.5 % over ten at the edge of its margin. Three seeds cost
 power: the critical value of two degrees of freedom is 4.3, so that what differs between seeds stays unclear.
@@ -186,11 +186,10 @@ def paired_interval(differences: np.ndarray, sizes: np.ndarray | None = None) ->
 def difference_of_shares(differences: np.ndarray, count: int) -> Interval:
     """Return the interval of the mean of differences of shares, float64 [seeds, documents].
 
-    If all differences are equal, they show no spread. The interval then allows that a share of
-    `1 - 0.025 ** (1 / count)` of the units differs: with a probability of 2.5 %, none of `count` units would
-    show it (Clopper and Pearson). count: the number of independent units: documents, or parts of few
-    documents; seeds are no such units, because they share the documents. The interval of one difference alone
-    is infinite.
+    If all differences are equal, they show no spread. The interval then allows that a share of `1 - 0.025 **
+    (1 / count)` of the units differs: with a probability of 2.5 %, none of `count` units would show it
+    (Clopper and Pearson). count: the number of independent units: documents, or parts of few documents; seeds
+    are not independent, because they share the documents. The interval of a single difference is infinite.
     """
     interval = paired_interval(differences)
     if math.isinf(interval.low) or np.ptp(differences) > 0:
@@ -285,8 +284,8 @@ def holds_up_to(verdicts: Mapping[int, str]) -> int | None:
 def breaks_at(verdicts: Mapping[int, str]) -> int | None:
     """Return the shortest length that is known to break; None without such a length.
 
-    It is the shortest of the longest lengths that all degrade or fail; or the length that follows the last
-    holding length, if it degrades or fails itself.
+    This is the length from which on every length degrades or fails; or the first length after those that
+    hold, if that length degrades or fails.
     """
     broken = {length for length, verdict in verdicts.items() if verdict in ("degrades", "fails")}
     longest = list(takewhile(lambda length: length in broken, sorted(verdicts, reverse=True)))

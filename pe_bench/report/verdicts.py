@@ -1,9 +1,9 @@
-"""Number differences between rows, and verdicts: on changes, on answers, on use of context, on learning.
+"""Differences between rows as numbers, and verdicts on changes, answers, use of context and learning.
 
-Verdicts on answers are of a task, by the share of its examples without a wrong answer (exact), and by the
-share of right answers (accuracy). Every seed's model answers the same examples, so seeds and examples are
+The answers of a task are judged by the share of examples without a wrong answer (exact), and by the share of
+right answers (accuracy). Every seed's model answers the same examples, so seeds and examples are
 varied together, as in `statistics`. Examples that are all right or all wrong show no spread; the interval is
-therefore never narrower than Wilson's (1927) for so many examples.
+therefore never narrower than Wilson's interval (1927) for this number of examples.
 
     solves    all of the interval of `exact` is above SOLVED, 0.9
     chance    all of the interval of the accuracy is below the accuracy of guessing plus NEAR_CHANCE, 0.05
@@ -100,8 +100,8 @@ def mean_difference(
     """Return the mean, with its interval, of the first row's level minus the second's over all pairs.
 
     There is a pair for each seed. Of several sets of targets, the set of most pairs is used. missing: the
-    reason to give if there is no pair. from_baseline: the second rows are of other models, and levels of
-    theirs that are not finite show nothing about the first rows: the difference there is -inf.
+    reason to give if there is no pair. from_baseline: the second rows are of other models. If their level is
+    not finite, this shows nothing about the first rows: the difference is -inf.
     """
     chosen = largest_set([row for row, _ in pairs])
     pairs = [pair for pair in pairs if pair[0].target_hash == chosen]
@@ -110,7 +110,7 @@ def mean_difference(
     first = pairs[0][0]
     targets = min(row.targets for row, _ in pairs)
     try:
-        differences = np.stack([_difference_by_document(*pair, runs) for pair in pairs])
+        differences = np.stack([_difference_by_cluster(*pair, runs) for pair in pairs])
         if from_baseline:
             shows_nothing = [~np.isfinite(runs.means(other).bits) for _, other in pairs]
             is_finite = [np.isfinite(runs.means(row).bits) for row, _ in pairs]
@@ -141,16 +141,19 @@ def difference_of_changes(changes: Sequence[Pair], others: Sequence[Pair], runs:
     A change is a pair of a row and its reference: the first row's level minus the second's.
     """
     try:
-        differences = np.stack([_difference_by_document(*pair, runs) for pair in changes])
-        differences -= np.stack([_difference_by_document(*pair, runs) for pair in others])
+        differences = np.stack([_difference_by_cluster(*pair, runs) for pair in changes])
+        differences -= np.stack([_difference_by_cluster(*pair, runs) for pair in others])
         interval = paired_interval(differences, runs.means(changes[0][0]).sizes)
     except RunError as error:
         return Number(missing=str(error))
     return Number(interval.mean, interval)
 
 
-def _difference_by_document(row: Row, other: Row, runs: ScoredRuns) -> np.ndarray:
-    """Return `row` minus `other` in bits per byte, for each document or piece of one, float64 [n].
+def _difference_by_cluster(row: Row, other: Row, runs: ScoredRuns) -> np.ndarray:
+    """Return the level of `row` minus the level of `other` in each cluster, float64 [clusters].
+
+    A cluster is a document or a part of one, or an example of a task. The unit is the level's: bits per byte,
+    nats per token where the tokenizer loses text, or 1 for an example without a wrong answer.
 
     Raises `RunError` if the documents differ, or if no target stands for a byte of the text.
     """
@@ -208,10 +211,11 @@ def find_break_point(
 
 
 def _working_lengths(judged: Mapping[int, Record], held: int | None, least: int | None) -> BreakPoint:
-    """Return a break point with `holds_to`, `works_to` and `stops_by`; unknown if the shortest is not judged.
+    """Return a break point with `holds_to`, `works_to` and `stops_by` from the records with verdicts.
 
-    judged: the records from the shortest length up. held: the last length up to which the line surely holds.
-    least: the length to which a line works that breaks at the shortest; None if that is not known.
+    The lengths are unknown if the shortest length has no verdict. judged: the records by length, the shortest
+    first. held: the last length up to which the line surely holds. least: the length to which the line works
+    if it breaks at the shortest length of `judged`; None if this length is not known.
     """
     first = next(iter(judged.values()), None)
     if first is None or not _has_verdict(first):
