@@ -186,7 +186,7 @@ class LoadedFolder:
             loader.exec_module(root)
 
     def _outermost(self, name: str) -> Any:
-        """Return the module that `import name` binds, of the first part of a dotted name."""
+        """Return the module that the statement `import name` binds: `a` for the dotted name `a.b`."""
         if not self._is_in_package(name):
             first, _, _ = name.partition(".")
             return sys.modules[f"{self.name}.{first}"]

@@ -355,7 +355,7 @@ def read_anchors(folder: Path | None) -> StoredAnchors:
 class ScoredRuns:
     """Runs with their configurations and scores, and their anchors.
 
-    Each score file is read once for the bits per byte of its documents, or of segments of documents.
+    Each score file is read once, for the levels of its clusters (documents or parts of them).
     """
 
     def __init__(self, folder_of: Callable[[str], RunFolder], anchors: StoredAnchors) -> None:
@@ -363,7 +363,7 @@ class ScoredRuns:
         self.folder_of: Callable[[str], RunFolder]
         self.folder_of = lambda name: anchors.folders.get(name) or folder_of(name)
         self.anchors = anchors
-        # A text on the first row of each run that does not agree with its scores, as far as these were read.
+        # By run: the message on its first row with another level than its score file.
         self.contradictions: dict[str, str] = {}
         self._means: dict[Row, Means] = {}
 
@@ -434,7 +434,7 @@ class ScoredRuns:
         return right
 
     def _contradiction(self, row: Row, path: Path, level: str) -> RunError:
-        """Note and return the error of a row whose level is not `level`, that of its score file."""
+        """Keep and return the error of a row with another level than its score file, which has `level`."""
         folder = self.folder_of(row.run).path
         message = f"{path} gives {level}, and eval.csv of the run has {level_of(row):.6f}"
         text = f"{message}: delete eval.csv and score the run again with {suggested_eval_command(folder)}"

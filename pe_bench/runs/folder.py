@@ -249,7 +249,7 @@ def flat(values: dict[Any, Any], prefix: str = "") -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Gathered:
-    """The rows of all readable runs, in a fixed order, and a line on each unreadable run."""
+    """The rows of all readable runs, in a fixed order, and a message on each unreadable run."""
 
     rows: list[Row]
     problems: dict[str, str]  # keys: the names of unreadable runs
@@ -311,7 +311,7 @@ def read_all(results_dir: Path) -> Gathered:
         except RunError as error:
             gathered.problems[run.name] = one_line(str(error))
     if from_other_versions:  # which may be many, and get one line
-        line = one_line(_made_by_another_version(from_other_versions))
+        line = one_line(_other_version_message(from_other_versions))
         gathered.problems.update({run.name: line for run in from_other_versions})
     return gathered
 
@@ -356,7 +356,7 @@ def read_result(run: Path) -> dict[str, Any] | None:
     except (OSError, ValueError) as error:
         raise RunError(f"{path} is damaged ({error}): delete it and repeat the training command") from error
     if result.get("format", RUN_FORMAT) != RUN_FORMAT:
-        raise OtherVersionError(_made_by_another_version([run]))
+        raise OtherVersionError(_other_version_message([run]))
     return result
 
 
@@ -364,8 +364,8 @@ class OtherVersionError(RunError):
     """Raised for runs whose files have the format of another version of pe-bench."""
 
 
-def _made_by_another_version(runs: Sequence[Path]) -> str:
-    """Return a line on runs of other versions, which names the first of them."""
+def _other_version_message(runs: Sequence[Path]) -> str:
+    """Return the message for runs that other versions of pe-bench made; it names the first run."""
     versions = " and ".join(sorted({_version_of(run) for run in runs}))
     more = len(runs) - 1
     others = f" and {more} more" if more else ""

@@ -1,4 +1,4 @@
-"""A run at work, whose name follows from its content: a hash of everything that changes its weights."""
+"""A run while it is trained or scored; its name has a hash of all values that change its weights."""
 
 import dataclasses
 import hashlib

@@ -1,7 +1,8 @@
 """Runs without their weights: the files of a run from which rows, verdicts and pictures can be made.
 
-Such a folder has a run's form: its configuration, its environment, its rows, and `means.safetensors` with the
-means by document of all targets and of the recall targets, in float32. Readers of runs read it too.
+The folder of such a run has its configuration, environment, result and rows, and `means.safetensors` with the
+means by cluster (a document or a part of one) of all targets and of the recall targets, in float32. Code that
+reads runs reads these too.
 """
 
 import shutil
@@ -26,7 +27,8 @@ ENVIRONMENT, RESULT = "environment.json", "result.json"
 def copy_run(run: Path, rows: Sequence[Row], destination: Path) -> None:
     """Copy a finished run without weights to the folder `destination`: its facts, these rows and their means.
 
-    Other rows of the folder stay. Raises `RunError` if the run is not finished, or lacks the means of a row.
+    Other rows that `destination` has already stay. Raises `RunError` if the run is not finished, or lacks the
+    means of a row.
     """
     result = read_result(run)
     if result is None:
@@ -42,7 +44,9 @@ def copy_run(run: Path, rows: Sequence[Row], destination: Path) -> None:
 
 
 def copy_anchors(anchors: Path, rows: Sequence[Row], destination: Path) -> None:
-    """Copy, to folders in `destination`, the anchors' rows with which the runs' rows are compared."""
+    """Copy the rows of anchors with which `rows` of runs are compared, to a folder for each anchor.
+
+    anchors: the folder of the anchors. destination: the folder that gets the folders."""
     stored = read_anchors(anchors)
     keys = {anchor_key(row) for row in rows}
     rows_of: dict[str, list[Row]] = {}
@@ -118,7 +122,7 @@ def _copy_scores(run: Path, rows: Sequence[Row], destination: Path) -> None:
 
 
 def _copy_answers(run: Path, rows: Sequence[Row], destination: Path) -> None:
-    """Copy the answers of a task whole: its verdicts need the answer to each question."""
+    """Copy the score files of a task: its verdicts need the answer to each question, and not only means."""
     for row in rows:
         kept = score_file(destination, row)
         kept.parent.mkdir(exist_ok=True)

@@ -1,7 +1,8 @@
-"""A run's parent: the run from whose weights it starts (`train.from`), or of whose table it is a line.
+"""A run's parent: the run from whose weights it starts (`train.from`), or beside which it is shown.
 
-A run of the second kind (`train.beside`) is trained from the start. A family of runs shares the first stage:
-its model, data, length and budget. All runs of a family are scored on the targets of this stage.
+A run that is only shown beside its parent (`train.beside`) is trained from the start. All runs that descend
+from one first stage are scored on the targets of this stage, and share its model, data, length and training
+tokens.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -42,10 +43,10 @@ class Parent:
         plain = {"run": str(self.run.resolve()), "config": to_plain(self.config)}
         return {**plain, **facts, "first_stage": asdict(self.first)}
 
-    def stage(self, words: str, config: Config, setting: str) -> tuple[str, FirstStage, str]:
+    def stage(self, encoding_label: str, config: Config, setting: str) -> tuple[str, FirstStage, str]:
         """Return the label, the first stage and the setting of a child, the same for all seeds.
 
-        words: the label of the encoding of the child's stage. config, setting: the child's configuration, and
+        encoding_label: the label of the child's own encoding. config, setting: the child's configuration, and
         its setting as if it had no parent.
         """
         train = config.train
@@ -53,12 +54,12 @@ class Parent:
         has_own_length = train.length != self.config.train.length
         at = f"at {train.length} " if has_own_length or train.beside else ""
         longest = train.length
-        label = f"{words}, trained {at}({tokens})"
+        label = f"{encoding_label}, trained {at}({tokens})"
         if train.from_run:
             only = "its encoding alone " if train.only else ""
             has_new_norm = config.model.qk_norm and not self.config.model.qk_norm
             norm = "with qk_norm " if has_new_norm else ""
-            label = f"{self.label}, then {words} {norm}{only}{at}({tokens})"
+            label = f"{self.label}, then {encoding_label} {norm}{only}{at}({tokens})"
             longest = max(longest, self.first.longest)
         first = replace(self.first, longest=longest)
         return label, first, hashed([self.label, self.setting, setting])

@@ -12,7 +12,7 @@ PARENT_KEYS = ("train.source", "train.from", "train.beside")  # keys that name a
 
 
 def runs_named(names: Iterable[str], results_dir: Path) -> list[Path]:
-    """Return the runs, finished or not, with these names: a run's whole name, its encoding or its beginning.
+    """Return the runs, finished or not, with these names: an encoding, or a run's name or its beginning.
 
     Raises `UserError` if no run has one of the names.
     """

@@ -24,7 +24,7 @@ from pe_bench.values import MAX_INTEGER
 
 @dataclass(frozen=True)
 class Row:
-    """One score: a run, at a length, under a protocol. An empty number has its status and reason."""
+    """A row of results: the score of a run at a length under a protocol, or why the score is missing."""
 
     run: str
     encoding: str
@@ -93,7 +93,7 @@ class Row:
 
     @property
     def order(self) -> tuple[str, str, str, int, float, str, bool, str]:
-        """Return the key by which a run's rows are sorted in a file."""
+        """Return the sort key of the row among the rows of its run in a file."""
         is_coarse = self.score_dtype != "float32"
         scored = self.protocol, self.scored_with, self.control
         windows = self.length, self.depth or 0.0, self.target_hash
@@ -122,7 +122,7 @@ NULLABLE_INTEGER_COLUMNS = {name for name, kinds in _KINDS.items() if kinds == (
 # Columns in the names of files of scores.
 _IN_FILE_NAMES = {"protocol", "control", "target_hash", "score_dtype", "stride_rule"}
 _MINIMA = {"train_length": 1, "length": 1, "targets": 1}
-MAX_CACHED_CELLS = 2**14  # cells: many rows share most of theirs
+MAX_CACHED_CELLS = 2**14  # cells: most values of a row are also in other rows
 
 
 def read_rows(path: Path) -> list[Row]:
@@ -213,7 +213,7 @@ def level_of(row: Row) -> float:
 
 
 def one_per_run(rows: Iterable[Row]) -> list[Row]:
-    """Return the last row of each run."""
+    """Return one row of each run, its last."""
     return list({row.run: row for row in rows}.values())
 
 

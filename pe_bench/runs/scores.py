@@ -103,7 +103,7 @@ class Clusters:
 
 @dataclass(frozen=True)
 class Scores:
-    """The scores of a set's targets, in the fixed order of the set."""
+    """The scores of a set of targets: the NLL, document and bytes of each target, in the order of the set."""
 
     nll: np.ndarray  # nats, float32 [targets]
     document: np.ndarray  # the number of each target's document, int64 [targets]

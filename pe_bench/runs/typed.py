@@ -111,7 +111,7 @@ def recorded_commands(run: Path) -> list[str]:
 
 
 def _is_ours(command: str) -> bool:
-    """Return whether a shell would run only pe-bench for this command, which may be a stranger's."""
+    """Return whether a shell that gets this command would run only pe-bench; it may come from a stranger."""
     with suppress(ValueError):
         arguments = shlex.split(command)
         is_quoted = command == shlex.join(arguments)

@@ -1,4 +1,4 @@
-"""The plans of a run: the windows that are scored at each length, and sets of targets that are too small.
+"""The plans of a run: the windows that are scored at each length; warnings of small sets of targets.
 
 Position curves, the NLL of tokens by the number of tokens that they see, are of windows of the longest
 length. Ranges of context are log-spaced, two an octave: 1, 2, 3, 4, 5 to 6, 7 to 8, 9 to 12, ... Each
@@ -45,7 +45,7 @@ from pe_bench.scoring.targets import (
 
 # Returns the plans of a run: `make_plans`, or the plans of a probe.
 Planner = Callable[[Config, EvalConfig, Data], list[Plan]]
-CONTROLLED_TIMES = (2, 16)  # the training length: where far context begins to help, and the farthest
+CONTROLLED_TIMES = (2, 16)  # times the training length: where far context begins to help, and the farthest
 
 
 def make_plans(config: Config, evaluation: EvalConfig, data: Data) -> list[Plan]:
@@ -137,7 +137,9 @@ def control_plans(
 def _with_far_tokens_of_donor(
     blocks: TargetBlocks, windows: list[Window], train_length: int
 ) -> Iterator[Window]:
-    """Yield the windows with far tokens of a donor, as far before the donor's block as before their own."""
+    """Yield the windows with far tokens from another document, the donor, for the control `swap`.
+
+    A far token keeps its distance to the block: it has this distance to the donor's block in the donor."""
     parts = len(windows) // len(blocks)
     donors = np.repeat(blocks.donor_document, parts).tolist()
     shifts = np.repeat(blocks.donor_end - blocks.end, parts).tolist()

@@ -54,7 +54,7 @@ class Window:
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Return the values that windows of one batch share."""
+        """Return the sizes that windows of one batch share: fed tokens, first target, number of targets."""
         return self.size, self.first, self.targets
 
 
@@ -82,7 +82,7 @@ class Examples:
 
 @dataclass(frozen=True)
 class Plan:
-    """The windows to score at one length, under one protocol and control."""
+    """The windows that are scored at one length, under one protocol and control."""
 
     protocol: str
     length: int
@@ -150,7 +150,7 @@ def paired_plan(blocks: TargetBlocks, length: int) -> Plan:
 def nonoverlapping_plan(data: Data, text: ScoredText, length: int) -> Plan:
     """Return the plan of a text in adjacent windows of `length` tokens; all next tokens are targets."""
     windows = []
-    for document, tokens in text.pieces:
+    for document, tokens in text.beginnings:
         last = tokens - 1  # the last token is a target only
         for start in range(0, last, length):
             size = min(length, last - start)
@@ -161,7 +161,7 @@ def nonoverlapping_plan(data: Data, text: ScoredText, length: int) -> Plan:
 def sliding_plan(data: Data, text: ScoredText, length: int, stride: int) -> Plan:
     """Return the plan of a text in windows that advance by `stride` tokens; new tokens are targets."""
     windows = []
-    for document, tokens in text.pieces:
+    for document, tokens in text.beginnings:
         last = tokens - 1
         size = min(length, last)
         windows.append(Window(document, 0, size, 0, size))
@@ -174,8 +174,8 @@ def sliding_plan(data: Data, text: ScoredText, length: int, stride: int) -> Plan
 
 def text_hash(data: Data, text: ScoredText) -> str:
     """Return the hash of the targets of both window protocols: all tokens but the first of each document."""
-    pieces = ",".join(f"{document}:{tokens}" for document, tokens in text.pieces)
-    digest = hashlib.sha256(f"{data.hash}/{pieces}".encode()).hexdigest()
+    beginnings = ",".join(f"{document}:{tokens}" for document, tokens in text.beginnings)
+    digest = hashlib.sha256(f"{data.hash}/{beginnings}".encode()).hexdigest()
     return with_half_prefix(digest[:16], text.half)
 
 

@@ -28,7 +28,8 @@ from pe_bench.scoring.protocols import Plan, Window, batches, inputs, targets, w
 from pe_bench.system.machine import PeakMemory, adapt_threads, is_out_of_memory
 from pe_bench.system.signals import INTERRUPTIONS
 
-# If at most this share of a window's tokens is scored, the last layer computes only the queries of these.
+# If at most this share of a window's tokens is scored, the last layer computes only the queries of the scored
+# tokens.
 MAX_SHARE_OF_QUERIES = 1 / 4
 SHARING_PROTOCOLS = ("nonoverlapping", POSITIONS)
 OMP_PAUSE_KIND = 1  # omp_pause_soft
@@ -169,6 +170,7 @@ class Scorer:
         return Scored(np.concatenate(parts), peak_memory_mb=peak.mb if ran_at_length else None)
 
     def _can_share_prefixes(self, plan: Plan) -> bool:
+        """Return whether the beginning of a longer window's scores can serve a shorter window of the plan."""
         return plan.protocol in SHARING_PROTOCOLS and "prefix_consistent" in self.model.encoding.claims
 
     def _nll_from_start(self, window: Window) -> np.ndarray:
@@ -200,12 +202,15 @@ class Scorer:
     def _score_batch(
         self, batch: list[Window], plan: Plan, generator: torch.Generator
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return the NLL of each target of a batch, and for answers 1 or 0 for right or wrong."""
+        """Return the NLL of each scored target of a batch, and whether answers are right, 1 or 0, float32.
+
+        Without answers, the second array is empty.
+        """
         model = self.model
         device = model.device
         split = self.split if plan.examples is None else plan.examples.split
         fed_BT = inputs(split, batch)
-        # A control changes what is read and not where: the ids are those of the text itself.
+        # A control changes the tokens and not their positions: the ids are of the unchanged text.
         ids = model.encoding.ids(fed_BT.to(device), train=False, generator=generator)
         if plan.offset:
             ids = ids + plan.offset

@@ -118,11 +118,12 @@ def inherited_values(trained: Config) -> dict[str, Any]:
 def stretched_lengths(
     evaluation: EvalConfig, train_length: int, length: int, chosen: Sequence[int] = ()
 ) -> list[int]:
-    """Return the lengths to score of a model that is stretched to `length` tokens.
+    """Return the lengths at which a model that is stretched to `length` tokens is scored.
 
-    They are the chosen lengths, or else the lengths of the configuration up to twice `length`; and always the
-    training length and `length`. Their quarters are scored too, because a gain from the quarter shows whether
-    a model reads that far; the quarter of the training length only if use of context is judged.
+    These are the chosen lengths, or else the lengths of the configuration up to twice `length`; the training
+    length and `length`; and a quarter of each of these two, because a gain from a quarter to its length shows
+    that the model reads so far. The quarter of the training length is left out if use of context is not
+    judged.
     """
     own = evaluation.resolved_lengths(train_length)
     near = chosen or [each for each in own if each <= 2 * length]
@@ -176,7 +177,7 @@ def trained_name(run: Path, trained: Config, result: Mapping[str, Any]) -> str:
     facts = trained, str(result.get("data_hash")), str(result.get("train_dtype"))
     if all(part.is_built_in for part in spec.parts):
         return run_name(trained, identity(*facts, spec.identity()))
-    name = run_name(trained, identity(*facts, [_without_places(trained.encoding)]))
+    name = run_name(trained, identity(*facts, [_without_code_files(trained.encoding)]))
     begin, _, _ = name.rpartition("-")
     if re.fullmatch(rf"{re.escape(begin)}-[0-9a-f]{{8}}", run.name) is None:
         return name
@@ -184,12 +185,12 @@ def trained_name(run: Path, trained: Config, result: Mapping[str, Any]) -> str:
     return run.name if folder.rows and folder.original_name == run.name else name
 
 
-def _without_places(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of an encoding with `class: my.py:Mine` cut to `class: Mine`, also inside options."""
+def _without_code_files(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an encoding's values with `class: my.py:Mine` cut to `class: Mine`, also in nested encodings."""
     plain_values: dict[str, Any] = {}
     for key, value in values.items():
         if isinstance(value, Mapping):
-            plain_values[key] = _without_places(value)
+            plain_values[key] = _without_code_files(value)
         elif key == "class":
             plain_values[key] = str(value).rpartition(":")[2]
         else:
@@ -198,7 +199,9 @@ def _without_places(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def stage_label(spec: EncodingSpec, trained: Config | None) -> str:
-    """Return the label of an encoding after another, without the options that they share: `yarn x4`."""
+    """Return the label of a later stage's encoding without options of the trained encoding: `yarn x4`.
+
+    trained: the configuration of the parent run; None without a parent."""
     if trained is not None and PartSpec(trained.encoding).is_built_in:
         shared = PartSpec(trained.encoding).options
         alike = [name for name, value in spec.base.options.items() if shared.get(name) == value]

@@ -26,7 +26,7 @@ class TargetBlocks:
     end: np.ndarray
     turn: np.ndarray  # each block's rank, from 0; the first n ranks are the set of n blocks
     donor_document: np.ndarray  # for each block, the document of another block; its own if there is no other
-    donor_end: np.ndarray  # the end of that block
+    donor_end: np.ndarray  # the end of the other block
     max_length: int  # the longest context for which the documents have room
     target_tokens: int
     data_hash: str  # the hash of the tokenized text
@@ -122,7 +122,7 @@ def target_blocks(
 class ScoredText:
     """A text to cut into windows: the beginnings of documents."""
 
-    pieces: list[tuple[int, int]]  # a document, and the number of its first tokens
+    beginnings: list[tuple[int, int]]  # a document, and the number of its first tokens
     half: Half = "both"
 
 

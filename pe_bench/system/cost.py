@@ -1,7 +1,7 @@
-"""The cost of a command, printed once, as soon as its first work has shown the speed of this machine.
+"""The expected time of a command, printed once, when its first work has shown the speed of this machine.
 
-Work with a known pace calls `expect`. The command has called `print_cost_once` with the number of such pieces
-of work, and multiplies.
+A command calls `print_cost_once` with the number of its jobs, such as runs. A job that knows its own time
+calls `expect`; the time of the command is this time multiplied by the number of jobs.
 """
 
 import math
@@ -16,8 +16,8 @@ from pe_bench.system.terminal import say
 PACE_SECONDS = 3.0  # the seconds of work after which its pace is known
 MIN_PRINTED_SECONDS = 20.0  # seconds: shorter work needs no estimate
 
-# Called with the seconds of a piece of work and the number of its cores, 0 for a GPU. A listener can be
-# pickled, because a process for a part of the work gets a copy.
+# Called with the seconds of a job and the number of its cores, 0 for a GPU. A listener can be pickled, for a
+# process that does a part of the job.
 CostListener = Callable[[float, int], None]
 _listener: ContextVar[CostListener | None] = ContextVar("listener", default=None)
 
@@ -46,19 +46,19 @@ def count(number: int, noun: str) -> str:
 
 @dataclass
 class Cost:
-    """The cost of a command with several pieces of work, such as runs, which is printed once."""
+    """The expected time of a command with one job or several, such as runs; it is printed once."""
 
-    text: Callable[[int], str]  # returns the text for a number of pieces, such as `6 runs`
-    pieces: int = 1  # the number of pieces
-    ended: int = 0  # the number of pieces that have ended
-    is_said: bool = False  # the cost is printed
+    text: Callable[[int], str]  # returns the text for a number of jobs, such as `6 runs`
+    jobs: int = 1
+    ended: int = 0  # the number of jobs that have ended
+    is_said: bool = False  # `expect` was called: the time is printed, or too short to print
 
     def expect(self, seconds: float, cores: int) -> None:
-        """Print the cost of the pieces that are left, at the first call, if they take `MIN_PRINTED_SECONDS`.
+        """At the first call, print the time of the jobs that are left, if they take `MIN_PRINTED_SECONDS`.
 
-        seconds: the time of one piece. cores: 0 for a GPU.
+        seconds: the time of one job. cores: 0 for a GPU.
         """
-        left = max(1, self.pieces - self.ended)
+        left = max(1, self.jobs - self.ended)
         total = seconds * left
         if not self.is_said and total >= MIN_PRINTED_SECONDS:
             say(cost_text(self.text(left), total, cores))
@@ -66,13 +66,13 @@ class Cost:
 
 
 @contextmanager
-def print_cost_once(text: Callable[[int], str], pieces: int = 1) -> Iterator[Cost]:
-    """Within the context, print the cost of the work at the first call of `expect`.
+def print_cost_once(text: Callable[[int], str], jobs: int = 1) -> Iterator[Cost]:
+    """Within the context, print the expected time of all jobs at the first call of `expect`.
 
-    text: returns a number of pieces as text, such as `6 runs`. Yields the `Cost`, whose user counts the
-    `ended` pieces. Of nested contexts, only the outermost prints.
+    text: returns a number of jobs as text, such as `6 runs`. Yields the `Cost`, whose user counts the `ended`
+    jobs. Of nested contexts, only the outermost prints.
     """
-    cost = Cost(text, pieces)
+    cost = Cost(text, jobs)
     if _listener.get() is not None:
         yield cost
         return
@@ -81,16 +81,16 @@ def print_cost_once(text: Callable[[int], str], pieces: int = 1) -> Iterator[Cos
 
 
 def current_listener() -> CostListener | None:
-    """Return the present listener to expected costs, to pass to a process that does a part of the work.
+    """Return the present listener to expected times, to pass to a process that does a part of the job.
 
-    None if nothing listens.
+    Returns None without a listener.
     """
     return _listener.get()
 
 
 @contextmanager
 def report_cost_to(listener: CostListener | None) -> Iterator[None]:
-    """Within the context, `expect` reports the expected cost to the listener `listener`."""
+    """Within the context, `expect` reports expected times to the listener `listener`."""
     token = _listener.set(listener)
     try:
         yield
@@ -99,7 +99,7 @@ def report_cost_to(listener: CostListener | None) -> Iterator[None]:
 
 
 def expect(seconds: float, cores: int) -> None:
-    """Report the expected seconds of the present piece of work, and its cores, to the listener."""
+    """Report the expected seconds of the present job, and the number of its cores, to the listener."""
     listener = _listener.get()
     if listener is not None:
         listener(seconds, cores)

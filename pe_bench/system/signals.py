@@ -1,9 +1,10 @@
-"""Requests to end: Ctrl-C, SIGTERM, a lost connection, the signals of schedulers; and other processes.
+"""Signals that ask a command to end, and the processes that a command starts.
 
-All files of pe-bench survive an end at any moment, so a signal ends a command at once. Only a training step
-is finished and saved first, unless the signal comes twice. Child processes start quickly: they are copies of
-a process that has only imported their modules. The rank of a process in the training of a run comes from
-torchrun's environment; without it this is the only process.
+The signals are those of Ctrl-C, a lost terminal and schedulers, and SIGTERM. All files of pe-bench survive an
+end at any moment, so a signal ends a command at once. Only a training step is finished and saved first,
+unless the signal comes twice. Child processes start quickly: they are copies of a process that has only
+imported their modules. The rank of a process in the training of a run comes from torchrun's environment;
+without it this is the only process.
 """
 
 import multiprocessing
@@ -184,7 +185,7 @@ def without_main_module() -> Iterator[None]:
     """Within the context, child processes start without the program's main module.
 
     A child would run a user's script once more, with its trainings, if the script has no
-    `if __name__ == "__main__"`. pe-bench's children need nothing of it.
+    `if __name__ == "__main__"`. pe-bench's child processes need nothing of the script.
     """
     with _main_module_lock:
         main = sys.modules["__main__"]

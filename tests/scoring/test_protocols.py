@@ -134,7 +134,7 @@ def test_the_set_follows_from_data_seed_and_sizes():
 
 def scored(token_budget: int, seed: int = 0) -> dict[int, int]:
     """Return how many first tokens of each document are scored, in the order of the choice."""
-    return dict(scored_documents(SPLIT_TARGETS, 100, token_budget, seed).pieces)
+    return dict(scored_documents(SPLIT_TARGETS, 100, token_budget, seed).beginnings)
 
 
 def test_a_budget_is_dealt_evenly_over_as_many_documents_as_it_reaches():
@@ -151,7 +151,7 @@ def test_halves_of_the_documents_share_none_and_are_all_at_every_length() -> Non
     split = split_of(*range(100, 300, 10))
     for length in (90, 150):
         documents = {
-            half: {document for document, _ in scored_documents(split, length, 10**6, seed, half).pieces}
+            half: {document for document, _ in scored_documents(split, length, 10**6, seed, half).beginnings}
             for half, seed in (("first", 0), ("second", 1), ("both", 2))
         }
         assert documents["first"] and documents["second"] and not documents["first"] & documents["second"]

@@ -203,7 +203,7 @@ class Explainer:
     def _printed_cost(self, work: str) -> AbstractContextManager[Cost]:
         """Return a context that prints, once, the expected time of `work`; empty: of the whole command."""
         text = f"explaining {count(len(self.benches), 'run')}"
-        return print_cost_once(lambda pieces: f"{text}: {work}" if work else text)
+        return print_cost_once(lambda left: f"{text}: {work}" if work else text)
 
     def _effects_in_parts(self, changes: Sequence[Change], losses: Sequence[Loss]) -> list[Effect]:
         """Return the effects of changes in quarters of the depth, then in each layer of the worst quarter.

@@ -261,7 +261,7 @@ def try_change(
     tried = _store_try(results, tried)
     with (
         _ending_kept(results, tried),
-        print_cost_once(_runs_text, pieces=2) as cost,
+        print_cost_once(_runs_text, jobs=2) as cost,
     ):
         outcome = _train_until_sure(tried, changed, baseline, results, end, cost)
     return replace(outcome, earlier=earlier)

@@ -24,7 +24,7 @@ Gate = Literal["silu", "sigmoid"]
 
 
 class DeltaRule(Recurrent):
-    """A layer whose state S each token corrects by b (v - S^T k), b = sigmoid(u_h . x) or 2 sigmoid(u_h . x).
+    """A layer whose state S changes by b k (v - S^T k)^T at each token; b = sigmoid(u_h . x), or twice that.
 
     q, k and v are convolved over the last `taps` tokens and pass through SiLU; then q and k are divided by
     their norms, and q by sqrt(K). The output S^T q is divided by its root mean square, scaled and gated.

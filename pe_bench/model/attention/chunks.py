@@ -243,7 +243,7 @@ class NearKeyAttention:
         return output, lse
 
     def add_far_row(self, q: Tensor) -> Tensor:
-        """Add the last row of `relative_queries`, which is used for all far keys, to queries [B, H, Q, K]."""
+        """Add to queries [B, H, Q, K] the row of `relative_queries` that all far keys share, its last row."""
         if self._last_relative_query is None:
             return q
         return q + self._last_relative_query.to(q.dtype)
@@ -271,7 +271,7 @@ def keys_band(products: Tensor, before: int) -> Tensor:
 
 
 def by_distance(weights: Tensor, rows: int) -> Tensor:
-    """Return the weights [.., Q, N] by distance, [.., Q, rows], the farthest of `rows` distances first."""
+    """Return weights [.., Q, N] ordered by distance, [.., Q, rows]: from distance rows - 1 down to 0."""
     queries, keys = weights.shape[-2:]
     # Padded with keys before the text: every query has a key at each distance.
     padded = functional.pad(weights, (queries - 1 + rows - keys, 0))
