@@ -92,7 +92,7 @@ class Run(RunFolder):
 
     @property
     def shown_path(self) -> Path:
-        """Return the folder for texts: as it was given, unless the working folder has changed since."""
+        """Return the run's folder for messages: as it was given, unless the working folder has changed."""
         return self.given_path if self.given_path.absolute() == self.path.absolute() else self.path
 
     @property

@@ -70,7 +70,7 @@ SHARE_OF_LEARNING_RATE = 0.2  # a share of the first stage's learning rate
 
 @dataclass(frozen=True)
 class Extended:
-    """Runs at longer texts: `print` shows their table, and `plot` draws their losses by length."""
+    """Runs at longer texts: `print` shows their table, and `plot` draws their levels by length."""
 
     runs: list[Path]  # the folders of the given runs, then of the runs that were trained further
     tables: list[Table]
@@ -79,7 +79,10 @@ class Extended:
         return printed_text(partial(show, self.tables))
 
     def plot(self, path: str | Path) -> None:
-        """Draw loss by length to a PNG, SVG or PDF file; untrained lines among trained ones are dashed."""
+        """Draw levels by length to a PNG, SVG or PDF file.
+
+        If runs were trained further, lines under an encoding without further training are dashed.
+        """
         from pe_bench.report.draw import plot_tables
 
         plot_tables(self.tables, Path(path))
@@ -158,7 +161,7 @@ def extend_runs(
         cache_dir=given.get("cache_dir"),
     )
     _check_encodings(requested, paths[0], config, length, is_trained=tokens is not None)
-    # No text is searched on that is scored later.
+    # A search must not use text that is scored later.
     most_targets = max(config.eval.targets, targets or 0)
     # The run may come from a stranger, whose cache folder is not used.
     values = {**to_plain(config), "cache_dir": None, **request.machine}

@@ -2,7 +2,7 @@
 
 Each scaling gets a folder that transformers reads, with the trained weights, and with the scaling in its
 config.json. The table has the model unchanged, under each scaling without training, and trained with each
-scaling, on the validation side of the text.
+scaling, on validation documents of the text.
 """
 
 import math

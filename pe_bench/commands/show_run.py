@@ -104,7 +104,7 @@ def _one_text_batch(tokens: np.ndarray) -> Tensor:
 
 
 def _position_ids(job: Job, tokens_BT: Tensor) -> Tensor:
-    """Return the position ids of a text, as for scoring."""
+    """Return the position ids that scoring gives a text."""
     seed = derive_seed(job.config.eval.seed, "ids", tokens_BT.shape[1])
     generator = torch.Generator().manual_seed(seed)
     return job.model.encoding.ids(tokens_BT, train=False, generator=generator)

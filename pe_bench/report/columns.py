@@ -23,8 +23,8 @@ from pe_bench.system.terminal import csv_cell
 if TYPE_CHECKING:
     import pandas
 
-MAX_NOTES = 6  # below the short form on a terminal, with what its marks mean
-MIN_CAVEATS = 2  # the fewest caveats to show, however much space the marks need
+MAX_NOTES = 6  # the most notes below the short form on a terminal, the meanings of its marks among them
+MIN_CAVEATS = 2  # the fewest caveats to show, however many notes the marks need
 MAX_PAPER_LENGTHS = 5  # lengths of a table in LaTeX, unless more were named
 MIN_LENGTHS = 3  # the number of lengths that stay before a long name is folded
 NAME_COLUMN = Column("encoding", is_left=True, least=16)

@@ -18,7 +18,7 @@ from pe_bench.report.statistics import student_interval
 
 MIN_SPAN_IN_MARGINS = 10  # margins of the table, so that a change by less than one margin looks flat
 MAX_TITLE = 76  # characters
-MAX_DRAWN_VALUE = 1e100  # beyond it floats are too coarse for an axis
+MAX_DRAWN_VALUE = 1e100  # above it floats are too coarse for an axis
 LENGTH_LABEL = "context length (tokens)"
 POSITION_LABEL = "position of the token (tokens before it; the text at each is another)"
 LOG_AXIS_RATIO = 4.0  # the highest level over the lowest

@@ -45,13 +45,13 @@ Groups = dict[TableKey, list[Row]]
 class Selection:
     """The part of all results that a report shows, and the form of its tables."""
 
-    where: tuple[Condition, ...] = ()  # all of them hold
+    where: tuple[Condition, ...] = ()  # conditions that all shown rows meet
     by: tuple[str, ...] = ()  # keys whose values set lines apart
-    best: str | None = None  # a key, of which each encoding keeps its best value
+    best: str | None = None  # a key; each encoding keeps the runs with its best value of the key
     sort: str | None = None  # a length, or a key of `KEYS`
     baseline: str | None = None  # the label or the encoding of a line
     margin: float | None = None  # the margin for verdicts, in bits per byte; None for the margin of the runs
-    slice: str = ALL  # the part of the targets that numbers are of
+    slice: str = ALL  # the slice of the targets on which numbers are measured
     numbers_only: bool = False  # without notes and the small table of recall
     lengths: tuple[int, ...] = ()  # the lengths to show with the training length; all lengths if empty
     # The labels of the encodings that shown lines were scored with; all lines if None.

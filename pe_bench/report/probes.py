@@ -27,7 +27,7 @@ from pe_bench.system.terminal import one_line_texts
 
 ANSWER_TOKENS = 16  # targets of a window
 FOUND_SHARE = 0.9  # a model finds the span if this share of answers is right
-MIN_LIFT = 0.05  # the span is of no use if a smaller share of answers is right only because of it
+MIN_LIFT = 0.05  # a smaller gain in accuracy, over a window without the span or over guessing, counts as none
 ProbeVerdict = Literal["finds", "partly", "chance", "unclear"]
 ReadScores = Callable[[Row], Scores]
 LabelRow = Callable[[Row], str]

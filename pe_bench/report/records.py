@@ -14,7 +14,7 @@ from pe_bench.runs.rows import ALL, HALF, PROBE, TASK, Row
 # The space before an option of a label, whose values may hold spaces.
 BEFORE_AN_OPTION = re.compile(r"\s+(?=[\w.]+=)")
 PlotValues = Literal["levels", "change"]  # the numbers that pictures draw
-NEAR_RATIO = 1.25  # times a length that works: a length up to there needs no mention
+NEAR_RATIO = 1.25  # over the last length that works: the next length is named only if it is further away
 SEVERAL_HF_MODELS = "Hugging Face models"  # stands for the name of the model where there are several
 
 # Why weights count as not learned at their training length: they are surely worse than the trigram of the
@@ -50,10 +50,10 @@ class Number:
     mean: float | None = None  # the mean in bits per byte; of a task, in shares of examples
     interval: Interval | None = None
     missing: str = ""  # why the mean or the interval is missing
-    segments: int = 1  # into how many each document was cut for the interval
+    segments: int = 1  # the number of parts into which each document was cut for the interval
     # The interval for only these models, not for other seeds; None for one seed.
     of_models: Interval | None = None
-    of_seeds: tuple[Interval, ...] = ()  # the interval for each seed's model; empty for one seed
+    of_seeds: tuple[Interval, ...] = ()  # the interval of each seed's model alone; empty for one seed
     target_hash: str = ""  # the hash of the set of targets
     targets: int = 0  # the size of the set
     # On a difference from a baseline: better, same, worse or unclear; empty without an interval.
@@ -298,17 +298,17 @@ class TableKey:
     data_hash: str
     tokenizer: str
     train_length: int
-    steps: int  # 0 where lines differ in them
+    steps: int  # the training steps; 0 if lines differ in them
     setting: str  # a hash of the values that rows must share to be compared
     protocol: str
     stride_rule: str  # the stride of the sliding protocol: half, or a number
     score_dtype: str
     model_sizes: str = ""  # its parameters, such as 0.8M or 0.3M to 0.8M; of an `hf:` model: Llama, 0.26M
-    changed: str = ""  # how the model differs from the shipped one of its name, such as 2 layers of 96
-    training: str = ""  # what is chosen of the optimizer, such as optimizer=muon
-    slice: str = ALL  # the part of the targets that all numbers are of
-    judge: str = ""  # the run that chose them, where one did
-    half: str = ""  # first or second, where only that half of the documents was scored
+    changed: str = ""  # how the model differs from the shipped model of its name, such as 2 layers of 96
+    training: str = ""  # values of `USUAL_TRAINING` that differ from the usual ones, such as optimizer=adamw
+    slice: str = ALL  # the slice of the targets on which all numbers are measured
+    judge: str = ""  # the run whose scores chose the targets of the slice `key`; else empty
+    half: str = ""  # first or second, if only this half of the documents was scored
 
     @property
     def loses_text(self) -> bool:
@@ -316,7 +316,7 @@ class TableKey:
 
     @property
     def loss(self) -> Measure:
-        """Return the measure of losses."""
+        """Return the measure of levels of text: bits per byte, or nats per token if tokens lose text."""
         return NATS if self.loses_text else BITS
 
     @property

@@ -44,7 +44,7 @@ Pair = tuple[Row, Row]
 Rank = tuple[int, int, int, int, str]
 TaskVerdict = Literal["solves", "partial", "chance", "unclear"]
 
-# With fewer, token frequencies do not say whether a Hugging Face model has learned anything.
+# With fewer targets, token frequencies do not show whether a Hugging Face model has learned anything.
 LEAST_DOCUMENTS = 20
 LEAST_TARGETS = 4_096
 SOLVED = 0.9
@@ -54,7 +54,7 @@ HELD, BROKEN = ("improves", "holds"), ("degrades", "fails")
 AS_CHANGES = {"solves": "holds", "partial": "degrades", "chance": "fails"}
 
 
-# Number differences
+# Differences between rows
 
 
 def pairs_of(rows: Sequence[Row], others: Sequence[Row], key: Callable[[Row], object] = BY_RUN) -> list[Pair]:

@@ -185,9 +185,9 @@ def count_stored_runs(study: Study) -> int:
 
 
 def write_levels(path: Path, levels: Sequence[LevelRow]) -> None:
-    """Write levels into a table, in place of those of the same variant and data; others stay.
+    """Write levels into a table, in place of its levels of the same variant and data; others stay.
 
-    Of text files, levels of other texts stay too.
+    With data=files, the levels of other texts stay too.
     """
 
     def replaced_key(level: LevelRow) -> tuple[str, ...]:
@@ -211,7 +211,7 @@ def write_levels(path: Path, levels: Sequence[LevelRow]) -> None:
 def render(outcomes: StudyOutcomes, width: int) -> str:
     """Return the outcomes of a study as text of lines up to `width`, contradicted claims first.
 
-    Of a toy, which cannot judge claims, the text compares levels with the table and counts claims.
+    A study in its toy size judges no claims: the text compares its levels with the table and counts claims.
     """
     lines = [*_heading_lines(outcomes.study), ""]
     counts = _counts_text(outcomes.judged)

@@ -102,8 +102,9 @@ class StoredPieces:
     def missing(self) -> list[Piece]:
         """Return the pieces of the study that are not stored with all seeds.
 
-        Their `runs` are the stored runs of fewer seeds; empty where later steps need the weights of all runs.
-        More scores are no such step: the rows of stored runs have them.
+        The `runs` of a piece are its stored runs of fewer seeds. They are empty if further training or an
+        explanation needs the weights of all runs, which stored runs lack; scorings do not need weights,
+        because stored rows have their scores.
         """
         stored = self.read()
         keys = {piece.key for piece in stored}

@@ -168,9 +168,9 @@ def _agreement_of_sweeps(
 def _interval_of_difference(
     of: str, than: str, sweep: str, times: int, scores: Measurements
 ) -> Interval | None:
-    """Return the interval of the level of the encoding `of` minus that of `than`; None without scores.
+    """Return the interval of one encoding's level minus another's in a sweep; None without scores.
 
-    times: the length over the training length.
+    of, than: the encodings. times: the length over the training length.
     """
     claim = Claim(kind="order", source="", of=of, at=times, than=than, sweep=sweep)
     return scores.difference_of_levels(claim, times * scores.length).interval

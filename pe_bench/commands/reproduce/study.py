@@ -28,13 +28,12 @@ from pe_bench.errors import UserError, first_line, require
 from pe_bench.runs.untrusted import parse_mapping
 from pe_bench.values import AtLeast1, Natural, Positive, unknown
 
-# Kinds of claims that name no length; that are about a change from `since`; about the answers of a task.
-KINDS_WITHOUT_LENGTH = ("breaks_first",)
-KINDS_SINCE = ("falls", "rises", "changes_by", "breaks")
-KINDS_OF_TASKS = ("solves", "misses")
+KINDS_WITHOUT_LENGTH = ("breaks_first",)  # kinds of claims that do not read the field `at`
+KINDS_WITH_SINCE = ("falls", "rises", "changes_by", "breaks")  # kinds that read the field `since`
+KINDS_OF_TASKS = ("solves", "misses")  # kinds about the answers of a task
 STUDY_FOLDER = "study"
 STDLIB = "stdlib"
-QUICK_LENGTH = 32  # its sixteenfold is what experiment=quick scores
+QUICK_LENGTH = 32  # the training length of the toy; 16 times this is the longest length of experiment=quick
 QUICK_SEEDS = 2
 QUICK_TOKENS_DIVISOR = 50  # the toy trains on a fiftieth of the tokens, as experiment=quick does
 MAX_QUICK_TOKENS = 81_920
@@ -51,11 +50,12 @@ class Sweep:
     name: str = ""  # the name by which claims and other sweeps refer to it
     tokens: Natural = 0  # the tokens that each run trains on; 0 for the tokens of the study
     seeds: Natural = 0  # 0 for the seeds of the study
-    times: Positive = 1.0  # the training length over that of the study
+    times: Positive = 1.0  # the training length over the study's training length
     task: str = ""  # a task in place of text
     overrides: list[str] = field(default_factory=list)  # applied after the overrides of the study
     after: str = ""  # an earlier sweep of one encoding, whose runs are trained further (`train.from`)
-    beside: str = ""  # an earlier sweep of one encoding, with whose runs these are compared (`train.beside`)
+    # An earlier sweep of one encoding, with whose runs the runs of this sweep are compared (`train.beside`).
+    beside: str = ""
     # The folder of a Hugging Face model, which is scored and not trained; `encodings` then has its own one.
     hf_model: str = ""
     scored_with: list[str] = field(default_factory=list)  # further encodings to score that model under
@@ -351,7 +351,7 @@ def _check_lengths(study: Study, claim: Claim) -> None:
     # A run is always scored at its training length, too.
     times |= {sweep.times for sweep in study.sweeps if not sweep.hf_model}
     wanted = {} if claim.kind in KINDS_WITHOUT_LENGTH else {"at": claim.at}
-    if claim.kind in KINDS_SINCE:
+    if claim.kind in KINDS_WITH_SINCE:
         wanted["since"] = claim.since
     for key, value in wanted.items():
         message = f"a claim of kind {claim.kind} has {key}: {value:g}, and the study scores nothing there"

@@ -1,7 +1,7 @@
 """The jobs of a sweep: each in a child process, which writes its state to a small file of the sweep's folder.
 
-Files, because a launcher may run the jobs in processes of its own, or on other machines. An error or a signal
-that ends a job ends no other process.
+The state is a file, because a launcher may run the jobs in processes of its own, or on other machines. An
+error or a signal that ends a job ends no other process.
 """
 
 import atexit
@@ -322,7 +322,7 @@ def _watch_for_end(sweep: LaunchedSweep, stop: Path) -> None:
 
 
 def error_text(error: Exception) -> str:
-    """Return the first line of an error, with the type of an error that is not meant for people."""
+    """Return the first line of an error, after its type unless the error is written for people."""
     text = first_line(error)
     if isinstance(error, (UserError, RunError, OSError)):
         return text

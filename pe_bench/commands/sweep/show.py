@@ -135,7 +135,7 @@ class SweepSummary:
         jobs_by_scoring: dict[tuple[object, ...], list[JobState]] = {}
         for state in self.states:
             if state.keys:
-                key = (*state.target_hashes, state.margin) if _scoring_words(state) else ()
+                key = (*state.target_hashes, state.margin) if _scoring_overrides(state) else ()
                 jobs_by_scoring.setdefault(key, []).append(state)
         tables = []
         for states in jobs_by_scoring.values():
@@ -180,7 +180,7 @@ class SweepSummary:
             raise RunError(f"the sweep is not done; {first}the same command does what is missing")
 
 
-def _scoring_words(state: JobState) -> str:
-    """Return the words of a job's label with keys of scoring."""
+def _scoring_overrides(state: JobState) -> str:
+    """Return the overrides in a job's label that decide its scoring: keys of `eval` and `report`."""
     words = [word for word in state.label.split() if word.startswith(("eval.", "report."))]
     return " ".join(words)

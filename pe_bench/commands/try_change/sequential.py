@@ -45,13 +45,11 @@ DECAY = 1.6  # the decay of the shares of tries
 # The numbers of seeds after which a try is looked at.
 LOOKS = (3, 5, 8, 13, 21, 34, 55, 89, 144, 233, 377, 610, 987)
 FIRST_LOOK = LOOKS[0]
-# The part of a try's share that each of the first looks spends; a later one spends half as much as the look
-# before it.
+# The parts of a try's share that the first looks spend; a later look spends half as much as the look before.
 FIRST_SHARES = (0.02, 0.78, 0.1)
-# The number of seeds that would settle a try is found by simulating so many futures of the try, of which so
-# large a share has to be settled.
+# The seeds that would settle a try are estimated from simulated futures.
 N_FUTURES = 500
-SETTLED_SHARE = 2 / 3
+SETTLED_SHARE = 2 / 3  # of the futures must be settled
 USUAL_DIFFERENCE = (
     0.01  # the spread of the true differences of changes, in bits per byte, when futures are simulated
 )
@@ -82,7 +80,7 @@ class Difference:
     def bound(self, alpha: Floats) -> tuple[Floats, Floats]:
         """Return the bounds below and above the true difference, each wrong with a chance of `alpha`.
 
-        They are the wider bounds of the two tests.
+        Of the bounds of the two tests (with the prior, and from the seeds alone), these are the wider ones.
         """
         confidence = 1 - np.asarray(alpha)
         with_prior = stdtrit(self.freedom, confidence) * self.error
@@ -160,7 +158,7 @@ class Look:
 
     @property
     def is_scheduled(self) -> bool:
-        """Whether there is a look after this number of seeds; at other numbers nothing is judged."""
+        """Whether a look is planned after this number of seeds; after other numbers nothing is judged."""
         return self.seeds in LOOKS
 
     @property
@@ -176,7 +174,8 @@ class Look:
     def better_at(self) -> tuple[Any, Any]:
         """Whether the change is surely better, by any amount: at the training length; at the longest.
 
-        Each is a bool, or an array with one for each of many tries, as are `is_better` and the like.
+        Each is a bool, or an array with a bool for each of many tries; so are the properties `is_sure`,
+        `is_better`, `is_mixed` and `is_not_better`.
         """
         (_, high), (_, high_at_longest) = self.bounds
         return high < 0, high_at_longest < 0
@@ -235,9 +234,10 @@ class Look:
 
     @property
     def _lower_bounds(self) -> tuple[Floats, Floats]:
-        """The lower bounds of `at_training` and `at_longest`, by which a change is worse or no gain.
+        """The lower bounds of the differences at the training length and at the longest length.
 
-        Their chance of error does not depend on the try's number.
+        They decide whether the change is worse or no gain. Unlike those of `bounds`, their chance of error
+        does not fall with the number of earlier tries.
         """
         alpha = ALPHA * error_share_of_look(self.seeds)
         low, _ = self.at_training.bound(alpha)

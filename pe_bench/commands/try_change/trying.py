@@ -74,7 +74,7 @@ class Try:
 
     @property
     def question(self) -> tuple[str, str]:
-        """Return the kind and the baseline's run: tries with the same two are counted together."""
+        """Return the kind and the baseline's run; tries are counted together if they agree in both."""
         return self.kind, self.baseline_run
 
     def is_same(self, other: "Try") -> bool:
@@ -212,7 +212,7 @@ def _ending_kept(results_dir: Path, tried: Try) -> Iterator[None]:
 
 
 def _store_ending(results_dir: Path, tried: Try, ending: TryEnding) -> None:
-    """In the file, replace an unsure answer of a try by how the try ended."""
+    """Replace the answer of a stored try by how the try ended, unless the answer is sure."""
     kept = next(entry for entry in read_tries(results_dir) if entry.is_same(tried))
     if kept.answer in ("unclear", "not finished", "stopped", "failed"):
         _store_try(results_dir, replace(kept, answer=ending))
