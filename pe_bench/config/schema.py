@@ -252,7 +252,7 @@ BY_COMMAND = "the command"  # `HfModelConfig.train_length_from` for a length tha
 class HfModelConfig:
     """The Hugging Face model that a run scores, in place of training a model."""
 
-    source: str  # after `hf:`
+    source: str  # the address: hf:FOLDER with an absolute path, or hf:OWNER/NAME
     identity: str  # a hash of its files
     train_length_from: str  # the key of the model's configuration that gave `train.length`
     revision: str | None = None

@@ -22,7 +22,7 @@ from pe_bench.config.parse import parse_config
 from pe_bench.config.schema import MACHINE_KEYS, Config
 from pe_bench.errors import require
 
-# Keys of jobs that train on from a run; their labels name the encoding too.
+# Keys that name a parent run; labels of jobs with these keys name the encoding too.
 PARENT_KEYS = ("train.from", "train.beside")
 
 

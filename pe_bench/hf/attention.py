@@ -128,7 +128,7 @@ class FirstAndLatest(LayerEncoding):
 
 
 class SoftCap(LayerEncoding):
-    """Logits c tanh(z / c)."""
+    """A layer whose logits z become c tanh(z / c)."""
 
     def __init__(self, cap: float) -> None:
         super().__init__()
@@ -139,7 +139,7 @@ class SoftCap(LayerEncoding):
 
 
 class Sinks(LayerEncoding):
-    """A logit of each head [H] that joins the softmax, and has no value."""
+    """A layer in which a logit of each head [H] joins the softmax, without a key and a value."""
 
     def __init__(self, logits_H: Tensor) -> None:
         super().__init__()
@@ -171,7 +171,7 @@ class PassState:
     # If set, layers only store their arguments, and return v instead of attending.
     captured: dict[int, AttentionArguments] | None = None
     kept: dict[int, KeysValues] | None = None  # if set, layers store their keys and values
-    before: Mapping[int, KeysValues] = field(default_factory=dict)  # of the tokens that were fed before
+    before: Mapping[int, KeysValues] = field(default_factory=dict)  # keys and values of tokens fed before
 
 
 def register() -> None:

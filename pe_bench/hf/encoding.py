@@ -41,13 +41,14 @@ from pe_bench.hf.rotary import (
     rotary_modules,
 )
 
-PASS_TOKENS = 48  # tokens of a pass; fewer if a scaling depends on the length from a shorter text on
+PASS_TOKENS = 48  # tokens of a pass; fewer if a scaling depends on the length of shorter texts already
 LATER_POSITION = 7  # the first position of the third pass
 FACTOR_ATTRIBUTE = "attention_scaling"  # a part of the names of rotary modules' attributes
 NEUTRAL_CLASS = "pe_bench.encodings.nope:NoPE"
 ORIGINAL, LONGEST = "original_max_position_embeddings", "max_position_embeddings"  # keys of Parameters
-LONGER_TIMES = (2, 4)  # times a length of the configuration, at which rotations are compared
-WHOLE_TEXT_TIMES = 2  # training lengths: a layer that sees a whole text of this length sees every text
+# Over a length in the configuration: lengths of texts at which a scaling may have changed the rotation.
+CHANGE_TIMES = (2, 4)
+WHOLE_TEXT_TIMES = 2  # training lengths: a layer that sees all of such a text counts as seeing every text
 DYNAMIC_SCALING = "rope_dynamic_ntk"
 LAYOUTS: tuple[Layout, ...] = ("half", "interleaved")
 
@@ -247,18 +248,18 @@ def _lengths_to_try(parameters: Parameters, train_length: int) -> list[int]:
     lengths_to_try: set[int] = set()
     for end in table_ends or {train_length}:
         lengths_to_try.add(end + 1)
-        lengths_to_try.update(times * end for times in LONGER_TIMES)
+        lengths_to_try.update(times * end for times in CHANGE_TIMES)
     return sorted(lengths_to_try)
 
 
 def _is_constant(rotation: Rotation, calls: Sequence[RotaryCall], lengths: Sequence[int]) -> bool:
     """Return whether a rotation is the same in texts of these lengths too."""
-    pairs = itertools.product(_calls_of(rotation, calls), lengths)
+    pairs = itertools.product(_calls_with_rotation(rotation, calls), lengths)
     return all(call.turns_as(rotation.scaled, length) for call, length in pairs)
 
 
-def _calls_of(rotation: Rotation, calls: Sequence[RotaryCall]) -> list[RotaryCall]:
-    """Return the calls that make this rotation in a short text."""
+def _calls_with_rotation(rotation: Rotation, calls: Sequence[RotaryCall]) -> list[RotaryCall]:
+    """Return the calls of rotary modules that rotate a text of two tokens by this rotation."""
     return [call for call in calls if call.turns_as(rotation.scaled, 2)]
 
 
@@ -342,7 +343,7 @@ def _has_rotation(
         built = EncodingSpec(values).build(1).layer(0)
     except UserError:  # such options do not fit
         return False
-    short = _scaled_in_window(built, 2)
+    short = _candidate_rotation(built, 2)
     theirs = torch.tensor(rotation.frequencies, dtype=torch.float64)
     if short.frequencies.shape != theirs.shape:
         return False
@@ -350,18 +351,21 @@ def _has_rotation(
         return False
     if not math.isclose(short.attention_factor, rotation.factor, rel_tol=ROTATION_TOLERANCE):
         return False
-    made_by = _calls_of(rotation, calls)
+    calls_of_layer = _calls_with_rotation(rotation, calls)
     for length in lengths:
-        longer = _scaled_in_window(built, length)
-        if not made_by and not torch.equal(longer.frequencies, short.frequencies):
+        longer = _candidate_rotation(built, length)
+        if not calls_of_layer and not torch.equal(longer.frequencies, short.frequencies):
             return False  # nothing says that the model's own rotation grows in this way
-        if not all(call.turns_as(longer, length) for call in made_by):
+        if not all(call.turns_as(longer, length) for call in calls_of_layer):
             return False
     return True
 
 
-def _scaled_in_window(built: LayerEncoding, window: int) -> ScaledRotation:
-    """Return the frequencies and the factor of an encoding of `_candidate_values` in a window of tokens."""
-    scaled = rotation_at(built, window)
+def _candidate_rotation(built: LayerEncoding, length: int) -> ScaledRotation:
+    """Return the frequencies and the factor of a candidate's rotation in a text of `length` tokens.
+
+    built: an encoding with values of `_candidate_values`.
+    """
+    scaled = rotation_at(built, length)
     assert scaled is not None
     return scaled

@@ -51,7 +51,7 @@ EXPORTED_NAMES = (
 )
 NO_MODEL_MESSAGE = f"no model of transformers has the encoding {{}}; these can be exported: {EXPORTED_NAMES}"
 MAX_LOGIT_DIFFERENCE = 1e-4  # the largest difference of logits, relative to the largest logit
-COMPARED_TIMES = 2  # the training length
+COMPARED_TIMES = 2  # the length of the texts whose logits are compared, over the training length
 WINDOW_KEY = "sliding_window"  # a key of transformers' configurations
 NORM_NAMES = {"attention.query_norm": "self_attn.q_norm", "attention.key_norm": "self_attn.k_norm"}
 WEIGHT_NAMES = {

@@ -104,7 +104,7 @@ class Opened:
     # The difference of logits from transformers' own, relative to the largest logit.
     difference: float | None = None
     layer_facts: LayerFacts | None = None  # the facts of its layers; None for a model with its own attention
-    nats: float | None = None  # how far bfloat16 moves the mean loss of a window
+    nats: float | None = None  # the change of a window's mean loss by bfloat16, in nats per token
     unused_scaling: str = ""  # named in the configuration, and used by no layer
 
     @property
@@ -257,7 +257,7 @@ def _unused_scaling(
 ) -> str:
     """Return a scaling that config.json names and no layer uses; empty without such a scaling.
 
-    transformers drops values of a configuration in the form of another architecture.
+    transformers ignores a scaling that the configuration has in the form of another architecture.
     """
     if UNKNOWN_ROTATION in layer_facts.rotations:
         return ""

@@ -82,7 +82,7 @@ def _recomputed(forward: Callable[..., Any], *arguments: Any, **named: Any) -> A
 
 
 class FurtherTraining:
-    """A training whose every step is a function of the weights, the optimizer and the step's number."""
+    """Further training in which every step follows from the weights, the optimizer and the step's number."""
 
     def __init__(
         self, model: HuggingFaceModel, settings: Settings, windows: TrainingWindows, group: Group

@@ -50,11 +50,11 @@ def catalogue(subjects: Sequence[ResolvedEncoding] = ()) -> list[dict[str, Any]]
 
 def paper_of(subject: ResolvedEncoding) -> str:
     """Return the paper that an encoding's file names, or else its class."""
-    return paper(subject.name) or _declared(subject).paper
+    return paper(subject.name) or _class_of_last_part(subject).paper
 
 
-def _declared(subject: ResolvedEncoding) -> type[Declared]:
-    """Return the class of an encoding's last modifier; the encoding's own class without modifiers."""
+def _class_of_last_part(subject: ResolvedEncoding) -> type[Declared]:
+    """Return the class that declares an encoding's family and paper: its last modifier's, or its own."""
     parts = [subject.spec.base, *subject.spec.modifiers.values()]
     return parts[-1].encoding_class
 
@@ -64,7 +64,7 @@ def _facts(subject: ResolvedEncoding) -> dict[str, Any]:
     names = [subject.spec.values["name"], *subject.spec.modifiers]
     return {
         "encoding": subject.name,
-        "family": _declared(subject).family,
+        "family": _class_of_last_part(subject).family,
         "parameters": parameter_count(subject.encoding),
         "what_it_is": description("encoding", subject.name),
         "past_training": subject.encoding.past_training,

@@ -128,8 +128,8 @@ def _content_samples(subject: ResolvedEncoding, length: int) -> Iterator[tuple[T
 def input_products(subject: ResolvedEncoding, length: int) -> tuple[Tensor, bool] | None:
     """Return dot products [T] by distance of the last input with each input; None for unchanged inputs.
 
-    The inputs are zeros that the encoding has embedded, or, for an encoding that leaves zeros alone because
-    it multiplies, one content at every place. Also returns whether the inputs are contents.
+    The inputs are zeros after the encoding's `embed`. An encoding that multiplies inputs leaves zeros as they
+    are: its inputs have one random content at every place instead. Also returns whether they do.
     """
     parts = [subject.encoding.base, *subject.encoding.modifiers.values()]
     if not any(part.overrides("embed") for part in parts):

@@ -56,7 +56,7 @@ class ResolvedEncoding:
 
     @cached_property
     def label(self) -> str:
-        """The name and the given options; only the name where that would be too long."""
+        """The name with the given options; only the name if the label would be too long."""
         label = self.spec.label
         return label if len(label) <= MAX_LABEL else self.name
 

@@ -29,7 +29,7 @@ ASCII_SIGNS = {
     "…": "~",
     "≤": "<=",
     "±": "+-",
-}  # replacements for a stream that takes ASCII_SIGNS only
+}  # replacements for a stream that takes only ASCII
 # LaTeX for signs in numbers.
 LATEX_SIGNS = {
     "±": r"\pm",

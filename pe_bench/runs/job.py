@@ -17,16 +17,16 @@ if TYPE_CHECKING:  # names of runs need no PyTorch
     from pe_bench.model.decoder import LanguageModel
     from pe_bench.runs.folder import FirstStage
 
-# Raised when a default changes, which the identity leaves out, or the effect of a default.
+# Raise it when a default or the effect of a default changes, because the identity leaves defaults out.
 IDENTITY_VERSION = 4
 
-# Names are for people, and the frequency of writing changes no weights. The identity has the steps in place
-# of the keys from which they were computed.
+# Keys that the identity leaves out. Names, the frequency of writing and validation, and the division of work
+# among processes change no weights. In place of the keys that decide the number of steps, it has this number.
 NOT_IDENTITY = (
     *("name", "steps", "tokens", "log_every", "validate_every", "validation_tokens", "checkpoint_every"),
     *("processes", "sharding", "timeout"),
 )
-NOT_SETTING = ("from_run", "beside", "micro_batches")
+NOT_SETTING = ("from_run", "beside", "micro_batches")  # fields of `TrainConfig` that the setting leaves out
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Job:
 
     config: Config
     folder: Path
-    setting: str  # the hash of the whole configuration without encoding and seed
+    setting: str  # the hash that `setting` returns: runs with one setting may be compared
     label: str  # the label of the trained encoding, in tables
     scored_with: str  # the label of the encoding in `model`
     device: "torch.device"
@@ -43,7 +43,7 @@ class Job:
     threads: int
     data: "Data"
     model: "LanguageModel"
-    # The first stage of the run's family; None if the run is the first stage.
+    # The first stage that the run descends from; None if the run is a first stage itself.
     first: "FirstStage | None" = None
     # The folder of the parent from whose weights training starts. `train.prepare` loads the weights, and puts
     # their checkpoint in its place, or None if the training has begun or ended.

@@ -32,10 +32,10 @@ class Parent:
     config: Config
     label: str  # the label in tables
     setting: str  # as in `Job`
-    first: FirstStage  # the first stage of its family; its own stage if it is the first
+    first: FirstStage  # the first stage that it descends from, or its own stage
     trained_as: str  # the name when it was trained; its folder may have been renamed
     data_hash: str  # the hash of the text that it was trained on
-    missing: str = ""  # why it was not found, if its facts are those that a child kept
+    missing: str = ""  # why its folder was not found, if its facts come from a child's folder
 
     def to_plain(self) -> dict[str, Any]:
         """Return the facts that a child keeps, as plain values."""

@@ -33,7 +33,7 @@ class Row:
     knows_length: bool  # the encoding is given the final length of each text
     seed: int
     model: str
-    setting: str  # hash of all of the run but its encoding and seed: rows that may be compared
+    setting: str  # as in `Job`: rows of runs with one setting may be compared
     train_length: int
     length: int
     protocol: str
@@ -67,11 +67,11 @@ class Row:
     git: str  # the commit of a checkout of pe-bench
     date: str
     encoding_lr: float = 1.0  # the rate at which the encoding's parameters learned, over train.lr
-    slice: str = "all"  # the part of the targets that the numbers are of; a run's own file has all targets
+    slice: str = "all"  # the slice of the targets on which the score is; eval.csv of a run has all targets
     judge: str = ""  # the run whose scores decided which targets are in the slice
     slice_hash: str = ""  # the hash of the mask of the slice; in one set, equal hashes mean equal targets
     accuracy: float | None = None  # the share of right answers, where there are answers
-    exact: float | None = None  # the share of a task's examples all of whose answers are right
+    exact: float | None = None  # the share of a task's examples without a wrong answer
     chance: float | None = None  # the accuracy of guessing
     # The depth of a probe's span: 0 at the start of the window, 1 just before the cue.
     depth: float | None = None

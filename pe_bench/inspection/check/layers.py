@@ -1,6 +1,7 @@
 """Checks of an encoding in the attention of one layer, for each kind of layer that it has.
 
-The last ones check arithmetic, and sizes at which code often has a limit: far out, wide heads, many keys.
+The last checks are of arithmetic, and of sizes at which code often fails: far positions, wide heads, many
+keys.
 
 The function of a check, such as `norm`, returns what was measured, as text. It raises `FailureError` if the
 property does not hold, and `UnclaimedError` if the encoding does not claim it or the check cannot judge it.
@@ -442,7 +443,10 @@ def many_keys(case: Case) -> str:
 
 
 def _difference_with_neighbours(layer: LayerEncoding, inputs: Inputs, keys: int) -> float:
-    """Return the largest difference between row `keys` computed alone and computed with its neighbours."""
+    """Return the largest difference of a query's output computed alone and computed with its neighbours.
+
+    The query sees as many keys as the number `keys` says: its index is keys - 1.
+    """
     longer = _first_tokens(inputs, keys + AROUND)
     position = torch.arange(keys + AROUND)
     neighbours = range(keys - AROUND, keys + AROUND)
