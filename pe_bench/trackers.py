@@ -199,6 +199,7 @@ class Tracking:
             self._call_or_warn(self._send_results, self.tracker, rows)
 
     def _send_results(self, tracker: Any, rows: Sequence[Row]) -> None:
+        """Send the levels under the run's own encoding to a tracker, with tables and a picture."""
         from pe_bench.report.build import run_tables
         from pe_bench.report.draw import plot_tables
 

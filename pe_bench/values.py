@@ -167,6 +167,7 @@ def _convert_scalar(value: Any, kind: type) -> Any:
 
 
 def _describe_type(kind: Any) -> str:
+    """Return a type in words for a message: `a whole number`, `one of auto, cpu`."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
         return " or ".join(map(_describe_type, arguments))

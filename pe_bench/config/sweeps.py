@@ -37,6 +37,7 @@ class PlannedJob:
     swept: tuple[str, ...] = ()  # the overrides of keys that have several values in the sweep
 
     def with_seed(self, seed: int) -> "PlannedJob":
+        """Return the job with another seed, in its configuration and in its overrides."""
         config = replace(self.config, seed=seed)
         return replace(self, config=config, overrides=(*self.overrides, f"seed={seed}"))
 

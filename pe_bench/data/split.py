@@ -54,6 +54,7 @@ def split_corpus(
 
 
 def _without_copies(documents: Sequence[Document]) -> list[Document]:
+    """Return the documents; of several with the same text, the last in the place of the first."""
     return list({document.sha256: document for document in documents}.values())
 
 

@@ -119,5 +119,6 @@ def _library() -> ctypes.CDLL:
 
 
 def _raise_for(failed: int) -> None:
+    """Raise `MemoryError` if a function of the kernel returned that it failed."""
     if failed:
         raise MemoryError("no memory for the states of a layer without softmax")

@@ -236,6 +236,7 @@ def _signed_cell(value: float | None, *, is_common: bool) -> Cell:
 
 
 def half_width_cell(interval: Interval | None) -> Cell:
+    """Return the cell with half of an interval's width; an empty cell without an interval."""
     if interval is None:
         return Cell()
     half = (interval.high - interval.low) / 2
@@ -286,6 +287,7 @@ def to_latex(tables: Sequence[Table], *, details: bool = False) -> str:
 
 
 def _paper_grid(table: Table) -> Grid:
+    """Return the short form for a paper: few lengths, the best number marked, and half of each interval."""
     lengths = cells.lengths_of_short_table(table)
     if len(lengths) > MAX_PAPER_LENGTHS:
         most = max(MAX_PAPER_LENGTHS, len(table.chosen))
@@ -412,6 +414,7 @@ def _fitting_short_form(table: Table, width: int) -> Grid:
 
 
 def _lengths_by_importance(table: Table) -> list[int]:
+    """Return the lengths of a table's short form, the most important first."""
     stops = [line.break_point.stops_by or 0 for line in table.lines]
     return cells.lengths_by_importance(
         cells.lengths_of_short_table(table), table.key.train_length, table.chosen, stops

@@ -235,6 +235,7 @@ def _is_comparable(record: Record, table: Table) -> bool:
 
 
 def _uses_context(record: Record | None) -> bool:
+    """Return whether the models surely use text beyond the training length at a record's length."""
     if record is None or record.use is None:
         return False
     return record.use.uses_context == "yes"

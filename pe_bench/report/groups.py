@@ -289,6 +289,7 @@ def _model_sizes(rows: Sequence[Row]) -> str:
 
 
 def _in_millions(parameters: int) -> str:
+    """Return a number of parameters as text in millions: `0.8M`, `12M`."""
     millions = parameters / 1e6
     if millions >= 10:
         return f"{millions:,.0f}M"
@@ -368,6 +369,7 @@ def few_names(names: Iterable[str]) -> str:
 
 
 def list_lengths(lengths: Iterable[int]) -> str:
+    """Return lengths as text, each once, the shortest first: `128, 2,048`."""
     texts = [f"{length:,}" for length in sorted(set(lengths))]
     return ", ".join(texts)
 

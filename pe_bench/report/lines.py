@@ -490,6 +490,7 @@ def _is_of_task(line: Line) -> bool:
 
 
 def _level_at(line: Line, length: int) -> float | None:
+    """Return the level of a line at a length; None without a level."""
     record = line.records.get(length)
     return None if record is None else record.level
 

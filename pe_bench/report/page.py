@@ -94,6 +94,7 @@ def _describe_recall(table: Table) -> str:
 
 
 def _describe_holding(table: Table) -> str:
+    """Return sentences on the encodings that hold to the longest length, and on those that may."""
     longest = max(table.lengths, default=0)
     if longest <= table.key.train_length:
         return "Nothing was scored beyond the training length."

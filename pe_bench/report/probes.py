@@ -337,6 +337,7 @@ def grid_of(table: ProbeTable) -> Grid:
 
 
 def _finding_cells(finding: ProbeNumbers | str) -> list[Cell]:
+    """Return six cells: gain, half its interval, accuracy, its interval, accuracy without span, verdict."""
     if isinstance(finding, str):
         return [Cell(MISSING)] * 6
     gain = finding.gain

@@ -315,6 +315,7 @@ def _comparison(low: float, high: float, margin: float) -> Comparison:
 
 
 def _above_zero(gain: Interval) -> bool:
+    """Return whether all of a gain's interval is above zero, and the gain is finite."""
     # An infinite gain is a score that broke down.
     return 0 < gain.low < math.inf
 
@@ -389,6 +390,7 @@ def _variance(values: np.ndarray) -> float:
 
 
 def _skewness(values: np.ndarray) -> float:
+    """Return the skewness of values [n]; 0 for values that are equal but for rounding."""
     deviations = values - values.mean()
     spread = float(np.sqrt(np.mean(deviations**2)))
     # Equal values differ by rounding only, and the skewness of rounding is noise.

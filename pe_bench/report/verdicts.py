@@ -294,6 +294,10 @@ def judge_answers(answers: Answers) -> TaskVerdict:
 
 
 def _interval_of_examples(shares: np.ndarray) -> Interval:
+    """Return the interval, within 0 to 1, of the mean of shares of examples [seeds, examples].
+
+    If all shares are 0 or 1, the interval is never narrower than Wilson's.
+    """
     interval = paired_interval(shares)
     low = interval.low
     high = interval.high

@@ -118,6 +118,10 @@ class Scorer:
             yield plan, scored._replace(nll=own_nll, correct=own_correct)
 
     def _score_or_reason(self, plan: Plan) -> Scored:
+        """Return the scores of a plan, or the status and the reason if it has no scores.
+
+        Errors of pe-bench's own code, and requests to stop, are raised.
+        """
         if reason := why_control_is_empty(plan, self.model):
             return Scored(status="undefined", reason=reason)
         try:

@@ -146,12 +146,14 @@ def _half_width(interval: Interval, form: str, factor: float = 1) -> str:
 
 
 def _cost_cell(effect: Effect | None) -> Cell:
+    """Return the cell of a change's cost: how much it raises the level at the training length."""
     if effect is None or effect.restored is None:
         return Cell()
     return Cell(number_text(-effect.restored.mean, "+"))
 
 
 def _share_cell(effect: Effect | None) -> Cell:
+    """Return the cell of the share of the loss that a change restores; empty without a share."""
     if effect is None or effect.share is None:
         return Cell()
     share = effect.share
@@ -190,6 +192,7 @@ def _table_of_measures(explanation: Explanation) -> Grid:
 
 
 def _measure_cell(measure: LayerMeasure) -> Cell:
+    """Return the cell of a measure: its mean, with half of the interval of its change since training."""
     if measure.mean is None:
         return Cell(MISSING)
     change = measure.change

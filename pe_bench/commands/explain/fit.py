@@ -28,6 +28,7 @@ class EntropyObserver(Observer):
         self.counts: dict[int, int] = {}  # the number of summed queries
 
     def see_softmax(self, number: int, blocks: Iterator[QueryBlock]) -> None:
+        """Add up the entropies of each `FIT_EVERY_TARGETS`-th query, unless the layer overrides `weights`."""
         for block in blocks:
             if block.layer.overrides("weights"):
                 return

@@ -215,6 +215,7 @@ class Measurements:
         return self._unlearned[series]
 
     def _find_unlearned(self, series: Series) -> str:
+        """Compute the reason of `unlearned` from the rows of the series, of first stages and of anchors."""
         rows = [row for row in self.as_trained(series) if row.protocol in ("paired", TASK)]
         row_of = {row.run: row for row in chain.from_iterable(self.rows.values())}
         counted_on = {}

@@ -131,6 +131,7 @@ class Ledger:
         self.papers = {paper: list(map(self._make_entry, paper.claims)) for paper in read_papers()}
 
     def _make_entry(self, claim: LedgerClaim) -> LedgerEntry:
+        """Return the entry of a claim: for each setting, the preferred answer of the sweeps that test it."""
         own = {claim.study, *claim.also}
         answers = []
         for study, sweep in self._sweeps_that_test(claim):
@@ -156,6 +157,7 @@ class Ledger:
                 yield study, sweep
 
     def _answer_by_sweep(self, study: Study, sweep: Sweep, claim: LedgerClaim) -> ClaimAnswer:
+        """Return the outcome of a claim by one sweep of a study, judged by its stored scores."""
         scores = self._scores[study.name]
         tokens = study.tokens if sweep.after else sweep.tokens or study.tokens
         if sweep.hf_model:

@@ -264,6 +264,7 @@ def _counts_text(judged: Sequence[Judged]) -> str:
 
 
 def _comparison_lines(outcomes: StudyOutcomes) -> Iterator[str]:
+    """Yield lines on levels that agree with the study's table, differ, or cannot be compared."""
     compared = outcomes.compared
     differing = outcomes.differing
     table = outcomes.study.table_path.name

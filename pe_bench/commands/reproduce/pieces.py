@@ -86,6 +86,7 @@ class StoredPieces:
 
     @staticmethod
     def _piece_of_record(record: dict[str, Any]) -> Piece:
+        """Return the piece of an entry of pieces.json, with its values checked."""
         kinds = {"sweep": str, "encoding": str, "seeds": int, "settings": str, "runs": list[str]}
         checked_values: dict[str, Any] = {}
         for name, kind in kinds.items():
