@@ -72,7 +72,7 @@ SHARE_OF_LEARNING_RATE = 0.2  # a share of the first stage's learning rate
 class Extended:
     """Runs at longer texts: `print` shows their table, and `plot` draws their levels by length."""
 
-    runs: list[Path]  # the folders of the given runs, then of the runs that were trained further
+    runs: list[Path]  # the folders of the given runs, then of the runs that were trained for the table
     tables: list[Table]
 
     def __str__(self) -> str:
@@ -393,7 +393,7 @@ def _with_searched_values(requested: Requested, run: Path, config: Config, lengt
 
 
 def _read_searched(path: Path) -> dict[str, list[float]]:
-    """Return the numbers found for a run, by the text of an encoding and length; empty without the file.
+    """Return the numbers found for a run, by encoding, length and number of targets; empty without the file.
 
     Raises `RunError` for a damaged file.
     """

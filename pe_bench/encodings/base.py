@@ -158,12 +158,12 @@ class LayerEncoding(nn.Module, Declared):
         """Drop a shortcut if its hook is overridden in a more derived class."""
         super().__init_subclass__(**options)
 
-        def remoteness(name: str) -> int:
+        def mro_index(name: str) -> int:
             return next(number for number, base in enumerate(cls.__mro__) if name in vars(base))
 
         for hook, shortcuts in SHORTCUTS.items():
             for shortcut in shortcuts:
-                if remoteness(shortcut) > remoteness(hook):
+                if mro_index(shortcut) > mro_index(hook):
                     setattr(cls, shortcut, getattr(LayerEncoding, shortcut))
 
     def convolve(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:

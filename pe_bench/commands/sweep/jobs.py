@@ -47,12 +47,12 @@ class JobState:
     number: int
     label: str  # the overrides in which it differs from other jobs of its sweep
     state: str = RUNNING  # or `DONE`, `SKIPPED`, `FAILED`, `STOPPED`
-    run: str | None = None  # its folder, once it is known
+    run: str | None = None  # the folder of its run, once it is known
     text: str = ""  # its progress; at the end, why it failed or stopped
-    has_worked: bool = False  # it trained or scored itself
+    has_worked: bool = False  # the job trained or scored; false if all was done before
     share: float = 0.0  # the finished share of its training or its scoring
-    seconds: float = 0.0  # duration
-    expected: float = 0.0  # seconds that it takes, by its first work; 0 if unknown
+    seconds: float = 0.0  # the seconds that the job took; 0 before its end
+    expected: float = 0.0  # the seconds that the job will take, by the pace of its first work; 0 if unknown
     cores: int = 0  # the cores in use; 0 for a GPU
     margin: float = 0.0  # the margin for verdicts in bits per byte, for the table at the end of the sweep
     target_hashes: Sequence[str] = ()  # the hashes of the scored target sets, for this table
@@ -72,11 +72,11 @@ class LaunchedSweep:
     """A sweep: its folder, through which its jobs and the command communicate."""
 
     path: Path
-    jobs: int = 1  # number
-    # Of the command that launched the sweep.
-    work: Path = field(default_factory=Path.cwd)  # its folder
+    jobs: int = 1  # the number of jobs
+    # Facts of the command that launched the sweep: its working folder, its variables, its process.
+    work: Path = field(default_factory=Path.cwd)
     variables: Mapping[str, str] = field(default_factory=signals.pe_bench_variables)
-    process: int = field(default_factory=os.getpid)  # id
+    process: int = field(default_factory=os.getpid)
 
     def write(self, state: JobState) -> None:
         """Write a job's state; an error of writing is ignored, because only the display needs the state."""

@@ -146,7 +146,7 @@ class SweepSummary:
 
     @property
     def failed(self) -> list[JobState]:
-        """Return the failed jobs and, unless the sweep was stopped, jobs whose worker died."""
+        """Return the failed jobs and, unless the sweep was stopped, jobs that ended without a result."""
         kinds = (FAILED,) if self.sweep.is_stopped else (FAILED, RUNNING, STOPPED)
         return [state for state in self.states if state.state in kinds]
 

@@ -58,7 +58,8 @@ class Try:
     number: int  # its place among the tries against this baseline, from 1
     change: str  # the label of the change
     baseline: str  # the label of the baseline
-    change_run: str  # the name of the change's run with the first seed: it has a hash of what decides weights
+    # The name of the change's run with the first seed; it has a hash of all values that decide the weights.
+    change_run: str
     baseline_run: str
     train_length: int
     lengths: list[int]  # the scored lengths, rising
@@ -176,7 +177,7 @@ def read_tries(results_dir: Path) -> list[Try]:
 def _store_try(results_dir: Path, tried: Try) -> Try:
     """Add a try to the file with its number, or replace its entry; return the try.
 
-    A try counts from its first look, whatever its outcome.
+    A try counts as soon as it begins, before its first look, and whatever its outcome.
     """
     results_dir.mkdir(parents=True, exist_ok=True)
     with Lock(results_dir / f"{TRIES_FILE}.lock"):  # else one of two commands loses what the other counted
@@ -200,7 +201,7 @@ def _store_try(results_dir: Path, tried: Try) -> Try:
 
 @contextmanager
 def _ending_kept(results_dir: Path, tried: Try) -> Iterator[None]:
-    """Keep in the file that a try was stopped or failed, unless it has an earlier sure answer."""
+    """If the context ends by an error or a signal, store this as the ending of the try (`_store_ending`)."""
     try:
         yield
     except INTERRUPTIONS:
@@ -279,7 +280,7 @@ def _train_until_sure(
     change, baseline: jobs without their seeds. end: the end of the time, by `time.monotonic`. cost: the cost
     of a seed.
     """
-    earlier = tried.seeds  # that an earlier command judged: all of them are judged again, whatever the time
+    earlier = tried.seeds  # the seeds that an earlier command judged are judged again, whatever the time
     run_pairs: list[tuple[Run, Run]] = []
     seconds_of_seeds: list[float] = []
     while True:
