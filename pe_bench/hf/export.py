@@ -117,7 +117,7 @@ def _window_of(parts: Sequence[Any]) -> int:
 
 
 def _embedding_parts(model: Decoder) -> list[Any]:
-    """Return the parts of a model's encoding that may change its input."""
+    """Return the base and the modifiers of a model's encoding, which may change its input."""
     return [model.encoding.base, *model.encoding.modifiers.values()]
 
 
@@ -129,7 +129,11 @@ def _share_one_rotation(rotating: Sequence[Any]) -> bool:
 
 
 def _max_position_embeddings(rotation: Mapping[str, Any], train_length: int) -> int:
-    """Return the length for max_position_embeddings; a dynamic scaling begins at the training length."""
+    """Return the value for max_position_embeddings.
+
+    This is the training length times the factor for rotations that state the training length themselves; else
+    it is the training length, at which transformers' dynamic scaling begins.
+    """
     if "original_max_position_embeddings" not in rotation:
         return train_length
     return round(train_length * rotation["factor"])
@@ -154,7 +158,11 @@ def _model_type(rotates: Sequence[bool], windows: Sequence[int], *, qk_norm: boo
 
 
 def _rope_parameters(spec: EncodingSpec, part: LayerEncoding, train_length: int) -> dict[str, Any]:
-    """Return transformers' `rope_parameters` for a layer's rotation. Raise `UserError` without any."""
+    """Return transformers' `rope_parameters` for a layer's rotation.
+
+    Raises `UserError` for a rotation that they cannot state: of a part of each head, or with a factor for
+    each window.
+    """
     # Encodings that differ from layer to layer hold another encoding, or have the options of RoPE themselves.
     holders = [each for each in spec.parts if each.encoding_class is type(part)]
     options = {"train_length": train_length, "factor": 1.0, **(holders or [spec.base])[0].options}
@@ -228,8 +236,8 @@ def _renamed_weights(
 ) -> dict[str, Tensor]:
     """Return the weights by transformers' names.
 
-    interleaved_width: the width of a head whose pairs are interleaved, whose second features are put last;
-    None for other layouts.
+    interleaved_width: the width of a head if our pairs of features are interleaved: transformers has the
+    first features of all pairs before the second ones. None for the layout `half`.
     """
     weights = {
         "model.embed_tokens.weight": model.embedding.weight * math.sqrt(model.embedding.embedding_dim),

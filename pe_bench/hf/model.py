@@ -137,7 +137,7 @@ class HuggingFaceModel(LanguageModel):
     ) -> Iterator[None]:
         """Within the context, our attention has this model's encoding: other models share the modules.
 
-        ids: of the whole text. before: keys and values of the tokens that are not fed again.
+        ids: position ids of the whole text. before: keys and values of the tokens that are not fed again.
         """
         state = self.state
         if state is None:
@@ -300,7 +300,7 @@ class HuggingFaceModel(LanguageModel):
     def _hidden_after(self, before: Mapping[int, KeysValues], tokens_CT: Tensor, ids: Tensor) -> Tensor:
         """Return the output of `hidden` for the last tokens [C, T] of a text.
 
-        before: keys and values of the tokens before them. ids: of the whole text.
+        before: keys and values of the tokens before `tokens_CT`. ids: position ids of the whole text.
         """
         arguments: dict[str, Any] = {"input_ids": tokens_CT, "use_cache": False}
         if self.takes_positions:

@@ -42,7 +42,7 @@ def fit(job: Job, watch: StepWatcher, group: Group = SINGLE_PROCESS) -> None:
     """
     folder = job.folder / "checkpoints"
     model = job.model
-    assert isinstance(model, Decoder), "checkpoints of others are not trained"
+    assert isinstance(model, Decoder), "a Hugging Face model has its own training"
     newest = checkpoint.latest_checkpoint(folder) if group.is_first else None
     name = group.broadcast(newest.path.name if newest else "")
     if name == NOTHING_TO_DO:
