@@ -91,8 +91,9 @@ def load(config: Config, planner: Planner = make_plans, run: Path | None = None)
 
 def _windows_of_text(data: Data, length: int) -> Tensor:
     """Return windows of the training text, int64 [n, length]. Raise `UserError` for data without windows."""
-    sides = {side: windows_of(data, length, side=side) for side in ("training", "validation")}
-    batch = sides["training"].batch(WINDOWS_TO_CHECK, seed=0, step=0)
+    training_windows = windows_of(data, length)
+    windows_of(data, length, split_name="validation")  # raises for data without validation windows
+    batch = training_windows.batch(WINDOWS_TO_CHECK, seed=0, step=0)
     return batch.tokens[:, :length]
 
 

@@ -45,10 +45,10 @@ class TrainingWindows:
     """Draws crops of `length + 1` tokens from the documents of a split, each crop with equal chance.
 
     Documents shorter than a crop are joined by the end-of-text id into one document, which is a copy. Raises
-    `UserError`, which names the `side`, if the whole split is shorter than one crop.
+    `UserError`, which names the split, if the whole split is shorter than one crop.
     """
 
-    def __init__(self, split: Split, length: int, end_of_text: int, side: str = "training") -> None:
+    def __init__(self, split: Split, length: int, end_of_text: int, split_name: str = "training") -> None:
         self.size = length + 1
         joined = _documents_to_join(split.lengths, self.size)
         between = np.array([end_of_text], split.tokens.dtype)
@@ -59,7 +59,7 @@ class TrainingWindows:
         is_all_joined = len(joined) == len(split.lengths)
         if is_all_joined and len(self.joint) < self.size:
             raise UserError(
-                f"the {side} documents have {len(self.joint)} tokens together, and one window of "
+                f"the {split_name} documents have {len(self.joint)} tokens together, and one window of "
                 f"train.length={length} needs {self.size}: use more text, or a shorter train.length"
             )
         self.tokens = split.tokens
@@ -91,11 +91,11 @@ class TaskWindows:
     fits.
     """
 
-    def __init__(self, task: Task, length: int, side: str = "training") -> None:
+    def __init__(self, task: Task, length: int, split_name: str = "training") -> None:
         self.task = task
         self.size = length + 1
         self.largest = task.size_at(length)
-        self.stream = RANDOM_STREAMS[side]
+        self.stream = RANDOM_STREAMS[split_name]
 
     def batch(self, count: int, seed: int, step: int) -> Batch:
         """Return `count` examples, int64 [count, length + 1], which follow from the arguments alone."""
@@ -113,15 +113,15 @@ class TaskWindows:
 Windows = TrainingWindows | TaskWindows
 
 
-def windows_of(data: Data, length: int, side: str = "training") -> Windows:
-    """Return the windows of a side, training or validation, of text or of a task.
+def windows_of(data: Data, length: int, split_name: str = "training") -> Windows:
+    """Return the windows of a split, training or validation, of text or of a task.
 
     Raises `UserError` if no window can be drawn.
     """
     if data.task is not None:
-        return TaskWindows(data.task, length, side)
-    split = data.train if side == "training" else data.validation
-    return TrainingWindows(split, length, data.end_of_text, side)
+        return TaskWindows(data.task, length, split_name)
+    split = data.train if split_name == "training" else data.validation
+    return TrainingWindows(split, length, data.end_of_text, split_name)
 
 
 def _documents_to_join(lengths: np.ndarray, size: int) -> np.ndarray:

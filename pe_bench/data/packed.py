@@ -1,4 +1,4 @@
-"""Token ids of all documents in a flat, memory-mapped array for each side, packed once and cached."""
+"""Token ids of all documents in a flat, memory-mapped array for each split, packed once and cached."""
 
 import hashlib
 from dataclasses import asdict, dataclass, replace
@@ -80,7 +80,7 @@ def load_data(config: Config) -> Data:
     """
     if config.task is None:
         folder, meta = _packed_folder(config)
-        train, validation = (_open_side(folder, side) for side in ("train", "validation"))
+        train, validation = (_open_split(folder, name) for name in ("train", "validation"))
         if meta["loss"]:
             say(f"{meta['tokenizer']}: {meta['loss']}; scores are nats per token, without bits per byte")
             validation = replace(validation, loses_text=True)
@@ -126,8 +126,8 @@ def _packed_folder(config: Config) -> tuple[Path, dict[str, Any]]:
     del hashed_values["validation_documents"]  # data of the Hub is not cut
     if corpus is not None:
         hashed_values = []
-        for side in corpus:
-            hashed_values.append(side and [(document.name, document.sha256) for document in side])
+        for split in corpus:
+            hashed_values.append(split and [(document.name, document.sha256) for document in split])
         hashed_values.append(data.validation_fraction)
         if data.validation_documents > 1:
             hashed_values.append(data.validation_documents)
@@ -135,9 +135,9 @@ def _packed_folder(config: Config) -> tuple[Path, dict[str, Any]]:
     def build_packed_text(folder: Path) -> dict[str, Any]:
         documents, validation = corpus or read_corpus(data, byte_budget)
         least = 1 if data.source == "hub" else data.validation_documents
-        sides = split_corpus(documents, validation, data.validation_fraction, least)
-        facts = _pack_sides(folder, *sides, tokenizer)
-        note = describe_split(documents, *sides) if validation is None else ""
+        splits = split_corpus(documents, validation, data.validation_fraction, least)
+        facts = _pack_splits(folder, *splits, tokenizer)
+        note = describe_split(documents, *splits) if validation is None else ""
         return {**facts, "split": note}
 
     tokenized_with = asdict(tokenizer)
@@ -168,17 +168,17 @@ def read_corpus(
     return train, list(within_budget(validation, byte_budget))
 
 
-def _pack_sides(
+def _pack_splits(
     folder: Path, train: list[Document], validation: list[Document], config: TokenizerConfig
 ) -> dict[str, Any]:
-    """Write the tokens of both sides into `folder`; return the facts of meta.json that `load_data` reads."""
+    """Write the tokens of both splits into `folder`; return the facts of meta.json that `load_data` reads."""
     tokenizer = _make_tokenizer(config, train, folder)
     loss = ""
     if config.kind in ("file", "hub"):  # not trained on this text
         assert isinstance(tokenizer, tokenizers.SubwordTokenizer)
         loss = tokenizer.describe_loss([document.text for document in validation])
-    _pack_side(folder, "train", train, tokenizer, with_ends=False)
-    _pack_side(folder, "validation", validation, tokenizer, with_ends=True)
+    _pack_split(folder, "train", train, tokenizer, with_ends=False)
+    _pack_split(folder, "validation", validation, tokenizer, with_ends=True)
     train_hashes = [document.sha256 for document in train]
     validation_hashes = [document.sha256 for document in validation]
     content = repr((DATA_HASH_VERSION, [train_hashes, validation_hashes], tokenizer.identity)).encode()
@@ -203,10 +203,10 @@ def _make_tokenizer(config: TokenizerConfig, train: list[Document], folder: Path
     return tokenizers.train_bpe((document.text for document in train), config, folder / TOKENIZER_FILE)
 
 
-def _pack_side(
-    folder: Path, side: str, documents: list[Document], tokenizer: Tokenizer, with_ends: bool
+def _pack_split(
+    folder: Path, name: str, documents: list[Document], tokenizer: Tokenizer, with_ends: bool
 ) -> None:
-    """Write the arrays of a `Split` into `folder`, in files whose names begin with `side`.
+    """Write the arrays of a `Split` into `folder`, in files whose names begin with `name`.
 
     with_ends: write `byte_ends` too.
     """
@@ -219,22 +219,22 @@ def _pack_side(
         if encoded.byte_ends is not None:
             ends.append(encoded.byte_ends)
     starts = np.cumsum([*map(len, ids)], dtype=np.int64)  # the first is 0, of the empty array
-    np.save(folder / f"{side}-tokens.npy", np.concatenate(ids))
-    np.save(folder / f"{side}-starts.npy", starts)
+    np.save(folder / f"{name}-tokens.npy", np.concatenate(ids))
+    np.save(folder / f"{name}-starts.npy", starts)
     if with_ends:
         byte_ends = np.concatenate(ends).astype(np.uint32)
-        np.save(folder / f"{side}-byte_ends.npy", byte_ends)
+        np.save(folder / f"{name}-byte_ends.npy", byte_ends)
 
 
-def _open_side(folder: Path, side: str) -> Split:
-    """Return the training or the validation documents, by `side`, that `_pack_side` wrote into `folder`."""
-    names = ["tokens", "starts"]
-    if side == "validation":
-        names.append("byte_ends")
+def _open_split(folder: Path, name: str) -> Split:
+    """Return the split that `_pack_split` wrote into `folder`. name: train or validation."""
+    array_names = ["tokens", "starts"]
+    if name == "validation":
+        array_names.append("byte_ends")
     arrays: dict[str, np.ndarray] = {}
-    for name in names:
-        file = folder / f"{side}-{name}.npy"
-        arrays[name] = np.load(file, mmap_mode="r", allow_pickle=False)
+    for array_name in array_names:
+        file = folder / f"{name}-{array_name}.npy"
+        arrays[array_name] = np.load(file, mmap_mode="r", allow_pickle=False)
     starts = np.array(arrays["starts"])
     return Split(arrays["tokens"], starts, arrays.get("byte_ends"))
 
@@ -245,12 +245,12 @@ def summary(data: Data, length: int) -> str:
         sizes = f"sizes {task.smallest_size} to {task.size_at(length)}"
         chance = f"{task.chance:.3g} right by guessing"
         return f"{task.name}: examples of {sizes} at {length} tokens, {chance}"
-    sides = {"for training": data.train, "for validation": data.validation}
+    splits = {"for training": data.train, "for validation": data.validation}
     amounts = []
-    for purpose, side in sides.items():
-        documents = len(side.lengths)
+    for purpose, split in splits.items():
+        documents = len(split.lengths)
         if documents:
-            tokens = _short_count(len(side.tokens))
+            tokens = _short_count(len(split.tokens))
             amounts.append(f"{count(documents, 'document')} of {tokens} tokens {purpose}")
     return f"{data.name}: {', '.join(amounts)}"
 

@@ -30,7 +30,7 @@ def split_corpus(
 
     validation: the source's own validation documents. fraction: of the documents, for validation if the
     source has none; 1 leaves no training documents, as for a Hugging Face model. least: the number of
-    validation documents below which documents are cut into pieces. Raises `UserError` for an empty side,
+    validation documents below which documents are cut into pieces. Raises `UserError` for an empty split,
     except without training documents by `fraction` 1.
     """
     train = _without_copies(documents)
@@ -164,7 +164,7 @@ def window_hashes(text: bytes) -> np.ndarray:
 
 
 def _sampled_hashes(text: bytes, rate: int) -> np.ndarray:
-    """Return the hashes of windows that are divisible by `rate`, so that both sides keep equal windows."""
+    """Return the hashes of windows that are divisible by `rate`, so that both splits keep equal windows."""
     overlap = WINDOW_BYTES - 1
     sampled = []
     for start in range(0, len(text), HASHED_CHUNK_BYTES):

@@ -86,7 +86,7 @@ class SubwordTokenizer:
 
     @property
     def identity(self) -> str:
-        """Return a hash of the vocabulary, merges, normaliser and pre-tokeniser."""
+        """Return a hash of the tokenizer's whole description: vocabulary, merges, normaliser and all else."""
         meaning = json.dumps(json.loads(self.tokenizer.to_str()), sort_keys=True)
         return hashlib.sha256(meaning.encode()).hexdigest()
 
@@ -105,7 +105,7 @@ class SubwordTokenizer:
         return self.tokenizer.token_to_id(name) if isinstance(name, str) else model.get("unk_id")
 
     def describe_loss(self, texts: Sequence[bytes]) -> str:
-        """Return a text on how many documents decoding does not restore, and how many tokens are unknown.
+        """Return a text with the number of documents that decoding does not restore, and of unknown tokens.
 
         The text is empty if decoding restores all documents.
 

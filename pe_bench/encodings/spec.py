@@ -120,7 +120,7 @@ class PartSpec:
         return {name: value for name, value in self.options.items() if value != defaults[name]}
 
     def chosen_options(self) -> dict[str, Any]:
-        """Return the changed options that follow neither from other keys nor from a preset."""
+        """Return the options that a label names: chosen against a preset, or changed and not derived."""
         derived = self.values.get("derived") or []
         chosen = set(self.values.get("chosen") or [])
         chosen |= self.changed_options().keys() - set(derived)

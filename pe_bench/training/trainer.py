@@ -152,7 +152,7 @@ class Trainer:
             self.losses.register_parameter("unused", nn.Parameter(torch.zeros(1, device=device)))
             self.together = DistributedDataParallel(self.losses, find_unused_parameters=True)
         self.windows = windows_of(data, config.train.length)
-        self.validation = windows_of(data, config.train.length, side="validation")
+        self.validation = windows_of(data, config.train.length, split_name="validation")
 
     def step(self, number: int, seconds: float) -> Step:
         """Take step `number` (from zero), and return its facts. seconds: spent in steps before it.

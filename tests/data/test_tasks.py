@@ -110,7 +110,7 @@ def test_short_documents_are_joined_by_the_end_of_text_and_nothing_is_lost():
     assert one.tokens.tolist() == [[0, 1, 2, 3, END, 100, 101, 102, 103]]
     told = "the validation documents have 8 tokens together, and one window of train.length=8 needs 9"
     with pytest.raises(UserError, match=told):
-        TrainingWindows(split_of(4, 3), length=8, end_of_text=END, side="validation")
+        TrainingWindows(split_of(4, 3), length=8, end_of_text=END, split_name="validation")
 
 
 def test_a_batch_follows_from_seed_and_step_alone():
@@ -128,5 +128,5 @@ def test_a_batch_follows_from_seed_and_step_alone():
 
 def test_the_validation_examples_of_a_task_are_not_those_of_training() -> None:
     data = task_data(build_task({"name": "flip_flop"}))
-    train, validation = (windows_of(data, 32, side).batch(4, 0, 0) for side in ("training", "validation"))
+    train, validation = (windows_of(data, 32, name).batch(4, 0, 0) for name in ("training", "validation"))
     assert not torch.equal(train.tokens, validation.tokens)

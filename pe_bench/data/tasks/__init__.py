@@ -15,7 +15,7 @@ from pe_bench.errors import require
 from pe_bench.values import AtLeast2, check_type, unknown
 
 EXAMPLES_VERSION = 1  # the version of all examples: raise it when they change for an equal seed
-RANDOM_STREAMS = {"training": 0x7A5C, "validation": 0x7A5D}  # streams of random numbers, one for each side
+RANDOM_STREAMS = {"training": 0x7A5C, "validation": 0x7A5D}  # streams of random numbers, one for each split
 BEGIN, SEPARATOR, END, PADDING = "<begin>", "<sep>", "<end>", "<pad>"
 
 
