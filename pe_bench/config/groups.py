@@ -83,7 +83,8 @@ def config_dir() -> Path:
 def check_search(search: Sequence[Path]) -> None:
     """Raise `UserError` if one of `search`, a user's folders with YAML files, cannot be used.
 
-    It may be no folder, or have a file with the name of a shipped file, which would be read in its place.
+    The user's folder may be no folder, or have a file with the name of a shipped file. Then the shipped file
+    would be read in place of the user's file.
     """
     for folder in search:
         require(folder.is_dir(), f"--config-dir {folder} is not a folder: name the one with encoding/")

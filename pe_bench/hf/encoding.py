@@ -138,7 +138,10 @@ def find_layer_facts(model: Any, state: PassState, length: int = PASS_TOKENS) ->
 def _capture_arguments(
     model: Any, state: PassState, n_tokens: int, *, is_neutral: bool, first: int = 0
 ) -> dict[int, AttentionArguments]:
-    """Return the arguments of each layer's attention, by its number. first: position of the first token."""
+    """Return the arguments that each layer's attention gets in a pass over random tokens, by its number.
+
+    is_neutral: undo the model's own rotation. first: the position of the first token.
+    """
     generator = torch.Generator().manual_seed(0)
     vocab_size = model.get_input_embeddings().weight.shape[0]
     tokens_1T = torch.randint(vocab_size, (1, n_tokens), generator=generator).to(model.device)

@@ -116,7 +116,7 @@ def find_run(name: str, results_dir: Path) -> Path:
 
 
 def without_tries(runs: list[Path]) -> list[Path]:
-    """Leave out runs scored on half of the documents, as the runs of `try` are, unless all runs are such."""
+    """Leave out runs scored on half of the documents, as `try` scores them, if other runs are left."""
     runs_on_all_documents: list[Path] = []
     for run in runs:
         half = RunFolder(run).flat_config.get("eval.half")

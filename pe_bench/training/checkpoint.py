@@ -68,7 +68,7 @@ def save_checkpoint(
 ) -> None:
     """Write a checkpoint into `folder`, and delete all earlier ones but the newest.
 
-    state: the facts of the step before. With a sharded model, each process of the `group` calls this.
+    state: the facts of the last step taken. With a sharded model, each process of the `group` calls this.
     """
     target = folder / _checkpoint_name(state.step)
     temporary_name = f"{TEMPORARY_PREFIX}{secrets.token_hex(4)}"

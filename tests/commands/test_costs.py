@@ -59,7 +59,7 @@ def test_an_explanation_of_a_slow_model_says_it_before_longer_lengths_are_scored
 ) -> None:
     assert train("encoding=rope").code == 0
     results = str(folder / "results")
-    monkeypatch.setattr(explain, "SLOW", 0.0)
+    monkeypatch.setattr(explain, "SLOW_SECONDS", 0.0)
     monkeypatch.setattr(explain.Explainer, "_effects_of_changes", lambda *given: [])
     slow = command("explain", "rope", "--lengths", "24", "--targets", "6", "--results-dir", results)
     assert slow.code == 0 and costs_in(slow.err) == ["explaining 1 run"], slow.err

@@ -47,7 +47,8 @@ ByOption = Literal["head", "layer"]
 MAX_SINGLE_LAYERS = 8  # layers: in a model with more, quarters of the depth come before single layers
 QUARTERS = 4
 MIN_SECONDS_BETWEEN_LINES = 60.0  # between lines of progress, if standard error is no terminal
-SLOW = 10.0  # seconds to score the training length; beyond it, the cost is estimated before longer lengths
+# If scoring the training length takes longer, the cost is estimated before longer lengths are scored.
+SLOW_SECONDS = 10.0
 TARGET_BLOCKS = 20  # blocks: as many documents as an interval over documents needs
 TARGET_BLOCKS_OF_HF_MODEL = 4
 
@@ -252,7 +253,7 @@ class Explainer:
         reason = self._score_unchanged(self.train_length)
         if reason:
             raise RunError(f"nothing can be scored at the training length: {reason}")
-        if self.seconds[self.train_length] > SLOW:
+        if self.seconds[self.train_length] > SLOW_SECONDS:
             self._expect_cost(planned)
         within = self.levels[self.train_length]
         losses: list[Loss] = []

@@ -296,7 +296,7 @@ class Measurements:
         return find_break_point(self._records_by_length(series, protocol), self.length)
 
     def _records_by_length(self, series: Series, protocol: str) -> dict[int, Record]:
-        """Return the record of a series at each length, the shortest first, with changes by run."""
+        """Return the records of `_make_records`, which are computed once for each series and protocol."""
         key = (series, protocol)
         if key not in self._records:
             self._records[key] = self._make_records(series, protocol)
@@ -521,9 +521,11 @@ def _judge_holding(claim: Claim, scores: StudyScores, length: int) -> Judgement:
 
 
 def _judge_first_break(claim: Claim, scores: StudyScores, length: int) -> Judgement:
-    """Judge at the first length at which one series surely breaks while the other surely holds.
+    """Judge whether the claim's first series breaks before its second series.
 
-    The claim stays unclear without such a length, and if the two series change places.
+    It does at a length at which it surely breaks while the second surely holds; the opposite contradicts the
+    claim. Without such lengths, or with lengths of both kinds, the claim stays unclear. The number is of the
+    first deciding length.
     """
     first, second = (scores.verdicts(series, claim.protocol) for series in series_of(claim))
     earlier = _lengths_of_break(first, second)

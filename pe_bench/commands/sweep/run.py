@@ -4,8 +4,8 @@ All jobs are composed and checked before the first of them runs. A repeated comm
 work.
 
 `launch` writes the configurations of its jobs to the sweep's folder. It runs them one after the other, or
-gives their numbers to a launcher.
-`train -m` is Hydra's own sweep, so that Hydra's other sweepers work too: they choose values as jobs end.
+gives their numbers to a launcher. `train -m` is Hydra's own sweep, because Hydra's other sweepers choose the
+values of a job only when earlier jobs have ended.
 """
 
 import os
