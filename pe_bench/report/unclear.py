@@ -111,7 +111,11 @@ def _more_targets_text(table: Table, rows: Sequence[Row], runs: ScoredRuns, opti
 
 
 def _eval_command(rows: Sequence[Row], runs: ScoredRuns, options: str) -> str:
-    """Return the command that scores the runs of rows again; empty if it is long, or names other runs."""
+    """Return the command that scores the runs of rows again; empty if there is no short command for them.
+
+    There is none if it would name other runs too, or if `--with` does not read a label back
+    (`_is_read_back`).
+    """
     names_of_runs = dict.fromkeys(map(BY_RUN, rows))
     folders = list(map(runs.folder_of, names_of_runs))
     paths = {folder.path for folder in folders}
