@@ -120,7 +120,7 @@ def evaluate(
     Raises `UserError` (a `ValueError`) before anything is scored if there is no such run or an option cannot
     work, and `RunError` if scoring fails.
     """
-    arguments = _without(locals(), "run")
+    arguments = _without_arguments(locals(), "run")
     from pe_bench.commands.evaluate import Evaluation
 
     return _score(run, Evaluation.read(**arguments))
@@ -161,7 +161,7 @@ def probe(
     Raises `UserError` (a `ValueError`) before anything is scored if there is no such run or an option cannot
     work, and `RunError` if scoring fails.
     """
-    arguments = _without(locals(), "run")
+    arguments = _without_arguments(locals(), "run")
     from pe_bench.commands.evaluate import Probing
 
     return _score(run, Probing.read(**arguments))
@@ -214,7 +214,7 @@ def explain(
     Raises `UserError` (a `ValueError`) before anything is scored if there is no such run or an option cannot
     work, and `RunError` if scoring fails.
     """
-    arguments = _without(locals(), "runs", "by")
+    arguments = _without_arguments(locals(), "runs", "by")
     from pe_bench.commands.evaluate import Evaluation
     from pe_bench.commands.explain.explain import explain_runs
     from pe_bench.system.signals import interruptible
@@ -392,7 +392,7 @@ def try_change(
 
     Raises `UserError` before anything is written if something cannot work, and `RunError` if a run fails.
     """
-    options = _without(locals(), "change", "overrides")
+    options = _without_arguments(locals(), "change", "overrides")
     from pe_bench.commands.try_change.trying import try_change
     from pe_bench.errors import require
     from pe_bench.system.signals import interruptible
@@ -444,8 +444,8 @@ def _names_of_runs(argument: str, runs: Any) -> list[str]:
     return [*map(str, names)]
 
 
-def _without(arguments: dict[str, Any], *names: str) -> dict[str, Any]:
-    """Return the arguments of a call except those with these names."""
+def _without_arguments(arguments: dict[str, Any], *names: str) -> dict[str, Any]:
+    """Return the arguments of a call without the arguments of these names."""
     kept = dict(arguments)
     for name in names:
         del kept[name]

@@ -42,10 +42,10 @@ def read(config: DataConfig, byte_budget: int | None) -> tuple[list[Document], l
 
 
 @contextmanager
-def hub_errors(what: str, instead: str) -> Iterator[None]:
-    """Turn exceptions of the Hub's libraries into a one-line `UserError`: `what` cannot be loaded.
+def hub_errors(wanted: str, way_out: str) -> Iterator[None]:
+    """Turn exceptions of the Hub's libraries into a one-line `UserError`.
 
-    instead: the way out.
+    wanted: the address that cannot be loaded, with its key. way_out: advice for the message.
     """
     try:
         yield
@@ -54,8 +54,8 @@ def hub_errors(what: str, instead: str) -> Iterator[None]:
     except Exception as error:  # datasets, httpx, pyarrow and fsspec each raise their own kinds
         one_line = " ".join(str(error).split())
         reason = one_line[:200] or type(error).__name__
-        message = f"{what} cannot be loaded from the Hugging Face Hub ({reason})"
-        raise UserError(f"{message}: check it, or {instead}") from error
+        message = f"{wanted} cannot be loaded from the Hugging Face Hub ({reason})"
+        raise UserError(f"{message}: check it, or {way_out}") from error
 
 
 def _documents(rows: Iterable[dict[str, Any]], split: str, config: DataConfig) -> Iterator[Document]:

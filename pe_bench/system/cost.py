@@ -22,10 +22,13 @@ CostListener = Callable[[float, int], None]
 _listener: ContextVar[CostListener | None] = ContextVar("listener", default=None)
 
 
-def cost_text(what: str, seconds: float, cores: int) -> str:
-    """Describe the cost of `what`: `6 runs, about 14 min on 2 cores`. cores: 0 for a GPU."""
+def cost_text(work: str, seconds: float, cores: int) -> str:
+    """Return the expected time of some work as text: `6 runs, about 14 min on 2 cores`.
+
+    work: such as `6 runs`. cores: 0 for a GPU.
+    """
     where = f"{cores} core{'' if cores == 1 else 's'}" if cores else "the GPU"
-    return f"{what}, about {_rough_time(seconds)} on {where}"
+    return f"{work}, about {_rough_time(seconds)} on {where}"
 
 
 def _rough_time(seconds: float) -> str:
