@@ -53,8 +53,8 @@ def configs_of(arguments: Sequence[str], search: Sequence[Path] = ()) -> dict[st
         composed_configs[name] = values
     for key in [option.key for option in options if option not in used_options]:
         keys = [*chain.from_iterable(map(keys_in, composed_configs.values()))]
-        is_full = "." in key or close_to(key, keys)
-        raise unknown_key(key if is_full else f"encoding.{key}", keys)
+        is_whole = "." in key or close_to(key, keys)
+        raise unknown_key(key if is_whole else f"encoding.{key}", keys)
     return {name: parse_config(values, search) for name, values in composed_configs.items()}
 
 

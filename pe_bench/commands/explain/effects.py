@@ -107,7 +107,7 @@ def effect_of(
 ) -> Effect:
     """Return the effect of a change: the fall of the level, and the share of a sure loss that it restores.
 
-    levels: three arrays of levels [seeds, clusters]: at the training length, at `length`, and at `length`
+    levels: three arrays of levels [seeds, documents]: at the training length, at `length`, and at `length`
     with the change. loss: the loss at `length`; None at the training length.
     """
     within, beyond, changed = levels

@@ -126,15 +126,15 @@ class StudyRuns:
         jobs = []
         for encoding in sweep.encodings:
             choice = [f"encoding={encoding}"]
-            for override, values in values_of_each.items():
+            for word, values in values_of_each.items():
                 values["results_dir"] = str(self.results_dir)
                 for job in plan_jobs(overrides, self.study.search, choice=choice, values=values):
-                    differing = [*job.swept]
+                    words = [*job.swept]
                     if len(sweep.encodings) > 1:
-                        differing += choice
+                        words += choice
                     if len(values_of_each) > 1:
-                        differing.append(override)
-                    jobs.append(replace(job, label=label_of(differing, encoding)))
+                        words.append(word)
+                    jobs.append(replace(job, label=label_of(words, encoding)))
         return jobs
 
     def _values_of_runs(self, sweep: Sweep, parents: Sequence[str], stored: int) -> dict[str, dict[str, Any]]:
