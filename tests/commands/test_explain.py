@@ -27,6 +27,7 @@ from pe_bench.commands.explain.effects import (
     Loss,
     Place,
     cause_sentence,
+    effect_of,
     loss_of,
     restored_share,
 )
@@ -281,6 +282,22 @@ def test_the_sentence_blames_no_layer_that_may_restore_less_than_half() -> None:
     little = [effect("window", ALL, 0.01, 0.1), effect("window", Place((1,)), 0.08, 0.05)]
     nothing = cause_sentence("nope", 16, LOST, little)
     assert nothing == "No change of all layers surely restores anything of what is lost at 64 tokens"
+
+
+def test_a_change_whose_scores_are_not_finite_has_a_reason_and_no_share() -> None:
+    within = np.random.default_rng(0).normal(2, 0.1, (2, 30))
+    loss = loss_of(64, within, within + 1)
+    changes = {change.name: change for change in layer_changes(16)}
+
+    def effect_with(change: str, place: Place, changed: np.ndarray) -> Effect:
+        return effect_of(changes[change], place, 64, (within, within + 1, changed), loss)
+
+    broken = [effect_with("cut", Place((1,)), np.where(within > 2, bad, within)) for bad in (np.inf, np.nan)]
+    for each in broken:
+        assert (each.restored, each.share, each.reason) == (None, None, "scores are not finite")
+    effects = [effect_with("window", ALL, within), effect_with("window", Place((0,)), within), *broken]
+    sentence = cause_sentence("rope", 16, [loss], effects)
+    assert sentence.startswith("A window of 16 in layer 0 alone restores 100 %")
 
 
 def test_the_sentence_says_where_there_is_nothing_to_explain() -> None:

@@ -27,6 +27,7 @@ from pe_bench.commands.explain.changes import Change
 from pe_bench.report.statistics import CONFIDENCE, MARGIN, Interval, paired_interval
 
 HALF_OF_LOSS = 0.5  # a share of the loss
+NOT_FINITE = "scores are not finite"
 # The sentence compares the named change with the best change of each other kind, in all layers together.
 KINDS_OF_CHANGES = (("window",), ("sharpen", "fitted"), ("cut", "no positions", "freeze slow"))
 
@@ -98,7 +99,7 @@ def loss_of(length: int, within: np.ndarray, beyond: np.ndarray) -> Loss:
     within, beyond: levels [seeds, clusters] at the training length and at `length`.
     """
     if not (np.isfinite(within).all() and np.isfinite(beyond).all()):
-        return Loss(length, reason="scores are not finite")
+        return Loss(length, reason=NOT_FINITE)
     return Loss(length, paired_interval(beyond - within))
 
 
@@ -107,10 +108,14 @@ def effect_of(
 ) -> Effect:
     """Return the effect of a change: the fall of the level, and the share of a sure loss that it restores.
 
+    It has no number if a changed level is infinite or NaN.
+
     levels: three arrays of levels [seeds, documents]: at the training length, at `length`, and at `length`
     with the change. loss: the loss at `length`; None at the training length.
     """
     within, beyond, changed = levels
+    if not np.isfinite(changed).all():
+        return Effect(change.name, change.words, place, length, reason=NOT_FINITE)
     restored = beyond - changed
     effect = Effect(change.name, change.words, place, length, paired_interval(restored))
     if loss is None or not loss.is_sure:
