@@ -353,6 +353,24 @@ def test_heads_are_whole_numbers_in_the_csv_and_are_read_back() -> None:
     assert [each.place.head for each in read_csv_text(text, seeds=1).effects] == [None, 0, 12]
 
 
+def test_a_change_without_a_meaning_at_one_length_is_shown_at_the_others() -> None:
+    def made(change: str, *lengths: int) -> list[Effect]:
+        """Return effects, without a meaning at all but the given lengths."""
+        reason = "no pair with such a wavelength"
+        others = {32, 64} - {*lengths}
+        missing = [Effect(change, "", ALL, length, reason=reason) for length in others]
+        return [*missing, *(effect(change, ALL, 0.4, length=length) for length in lengths)]
+
+    effects = (*made("freeze 1-4", 64), *made("freeze 4-16", 32), *made("freeze >16"))
+    found = Explanation("rope", (Path("run"),), 16, (32, 64), 6, 5, True, (*LOST,), effects, "why")
+    rows = {line.partition("  ")[0]: line.split("all")[-1].split() for line in str(found).splitlines()}
+    assert rows["freeze 1-4"] == ["-", "40", "±", "2", "%"]
+    assert rows["freeze 4-16"] == ["40", "±", "2", "%", "-"]
+    assert "freeze >16" not in rows
+    note = "n/a freeze 1-4, freeze 4-16, freeze >16: no pair with such a wavelength (layer all)"
+    assert note in " ".join(str(found).split())
+
+
 def test_a_tiny_loss_is_a_plain_number_without_a_sign() -> None:
     losses = (Loss(32, Interval(-2e-6, -1.5e-5, 1.1e-5, 1, 30)),)
     gain = Effect("off", "switching attention off", Place((0,)), 16, Interval(1e-5, 0, 1e-4, 1, 30))

@@ -89,12 +89,13 @@ def _table_of_changes(explanation: Explanation) -> Grid:
     trained = explanation.train_length
     rows = [[Cell("lost"), Cell(), Cell(), *map(_loss_cell, explanation.losses)]]
     missing_effects: list[MissingNumber] = []
-    first_lost = min((loss.length for loss in explanation.losses if loss.is_sure), default=0)
     for (change, place), by_length in effects_by_row.items():
-        first = by_length.get(first_lost)
-        if first is not None and first.reason:
-            missing_effects.append((first.reason, change, place))
-            continue
+        longer = [effect for length, effect in by_length.items() if length != trained]
+        reasons = [effect.reason for effect in longer if effect.reason]
+        if reasons:
+            missing_effects.append((reasons[0], change, place))
+            if len(reasons) == len(longer):
+                continue
         cost = _cost_cell(by_length.get(trained))
         shares = [_share_cell(by_length.get(length)) for length in explanation.lengths]
         rows.append([Cell(change), Cell(place), cost, *shares])
@@ -155,7 +156,7 @@ def _cost_cell(effect: Effect | None) -> Cell:
 def _share_cell(effect: Effect | None) -> Cell:
     """Return the cell of the share of the loss that a change restores; empty without a share."""
     if effect is None or effect.share is None:
-        return Cell()
+        return Cell(MISSING if effect and effect.reason else "")
     share = effect.share
     text = f"{percent(share.mean)}{_half_width(share, '.0f', 100)} %"
     return Cell(text, colour=_colour_of_interval(share))
