@@ -17,6 +17,7 @@ from pe_bench.commands.evaluate import Evaluation
 from pe_bench.commands.explain.bench import Bench
 from pe_bench.commands.explain.changes import (
     ClampedDistances,
+    CutInputPositions,
     NoInputPositions,
     changed_model,
     layer_changes,
@@ -37,6 +38,7 @@ from pe_bench.encodings.bias.alibi import ALiBi
 from pe_bench.encodings.compose import leaves_of
 from pe_bench.encodings.content.gape import GAPE
 from pe_bench.encodings.distance.rerope import ReRoPE
+from pe_bench.encodings.inputs.learned import Learned
 from pe_bench.encodings.logits.asentmax import ASEntmax
 from pe_bench.encodings.masks.sliding_window import SlidingWindow
 from pe_bench.encodings.nope import NoPE
@@ -206,6 +208,16 @@ def test_positions_of_the_input_are_changed_for_all_layers_together(begin: Comma
     assert np.array_equal(bench.levels(cut, 16), bench.unchanged_levels(16)), "no position is new"
     assert not np.array_equal(bench.levels(cut, 64), bench.unchanged_levels(64))
     assert not np.array_equal(bench.levels(without, 16), bench.unchanged_levels(16))
+
+
+def test_each_sequence_of_a_batch_has_its_own_cut_positions() -> None:
+    learned = Learned(8, max_position=4)
+    cut = CutInputPositions(learned, train_length=4)
+    x = torch.zeros(3, 6, 8)
+    text = torch.zeros(3, 6, dtype=torch.long)
+    ids = torch.tensor([[0, 1, 2, 3, 4, 5], [0, 0, 1, 1, 2, 4], [0, 0, 1, 1, 2, 2]])  # as of segments
+    rows = torch.tensor([[0, 0, 0, 1, 2, 3], [0, 0, 0, 0, 1, 3], [0, 0, 1, 1, 2, 2]])
+    assert torch.equal(cut.embed(x, ids, text), learned.table[rows])
 
 
 def test_what_is_fitted_is_fitted_on_other_documents_than_are_scored(begin: Command, folder: Path) -> None:

@@ -488,8 +488,9 @@ class CutInputPositions(PositionalEncoding):
         self.part, self.train_length = part, train_length
 
     def embed(self, x: Tensor, ids: Tensor, tokens: Tensor) -> Tensor:
-        first = ids.max() - (self.train_length - 1)
-        return self.part.embed(x, (ids - first).clamp(min=0), tokens)
+        first = ids.amax(-1, keepdim=True) - (self.train_length - 1)
+        moved = ids - first.clamp(min=0)
+        return self.part.embed(x, moved.clamp(min=0), tokens)
 
 
 class NoInputPositions(PositionalEncoding):
