@@ -158,7 +158,7 @@ def _make_and_report(runs: "StudyRuns", write_table: bool) -> None:
                 write_out(str(found))
                 explained.append(shares_of(Series(found.label, step.sweep), found.losses, found.effects))
     table = runs.study.table_path
-    measured = Measurements(runs.results_dir, steps, explained)
+    measured = Measurements(runs.results_dir, steps, runs.study.length, explained)
     outcomes = _show_study(runs, measured, runs.results_dir, read_table(table))
     differing = len(outcomes.differing)
     if write_table:
@@ -184,7 +184,7 @@ def _report_stored(runs: "StudyRuns", table: "Sequence[LevelRow] | None" = None)
     from pe_bench.commands.reproduce.pieces import StoredPieces
 
     pieces = StoredPieces(runs.study)
-    measured = Measurements(pieces.folder, pieces.steps(), stored_shares(pieces))
+    measured = Measurements(pieces.folder, pieces.steps(), runs.study.length, stored_shares(pieces))
     own_table = read_table(runs.study.table_path)
     outcomes = _show_study(runs, measured, pieces.folder, own_table if table is None else table)
     for text in stored_explanations(pieces):
@@ -215,7 +215,7 @@ def _make_pieces(runs: "StudyRuns") -> None:
     for piece in pieces.missing():
         say(f"next: {piece}")
         pieces.add(piece, runs.make_piece(piece), runs.results_dir)
-        measured = Measurements(pieces.folder, pieces.steps())
+        measured = Measurements(pieces.folder, pieces.steps(), study.length)
         write_levels(study.table_path, levels_of(measured.rows, study.size, measured.machines))
         say(f"stored {piece} in {pieces.folder}, its levels in {study.table_path}")
         _explain_pieces(runs, pieces)

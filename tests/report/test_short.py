@@ -165,7 +165,7 @@ def test_every_view_says_to_the_same_length_how_far_a_model_works(
     assert f"  {predicate} (rope {predicate})" in str(outcome).splitlines()
     runs = [run.name for run in (tmp_path / "runs").iterdir()]
     keys = {row.key for run in runs for row in read_rows(tmp_path / "runs" / run / "eval.csv")}
-    measured = Measurements(tmp_path, [FinishedStep("", tuple(runs), keys)])
+    measured = Measurements(tmp_path, [FinishedStep("", tuple(runs), keys)], 128)
     assert measured.break_point(Series("rope"), "paired").works_to_text == text
     claim = judge_claim(Claim("holds", "a test", "rope", 2), measured)
     assert (f"rope {predicate}" in claim.evidence.split("; ")) == bool(text)

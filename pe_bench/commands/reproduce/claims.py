@@ -166,11 +166,18 @@ class Measurements:
 
     A run may also have scores that other studies or its owner asked for. They are left out, so that outcomes
     do not depend on earlier commands.
+
+    length: the training length of the study; a sweep may have another one.
     """
 
     def __init__(
-        self, results_dir: Path, steps: Iterable[FinishedStep], restored_shares: Sequence[RestoredShares] = ()
+        self,
+        results_dir: Path,
+        steps: Iterable[FinishedStep],
+        length: int,
+        restored_shares: Sequence[RestoredShares] = (),
     ) -> None:
+        self.length = length
         self._restored_shares = restored_shares
         folder_of = folder_finder(results_dir / "runs")
         self._runs = ScoredRuns(folder_of, read_anchors(results_dir / "anchors"))
@@ -182,8 +189,6 @@ class Measurements:
                     rows_by_key[row.key] = row
         # All rows of each sweep that a step asked for, those of controls included.
         self.rows = {sweep: list(rows_by_key.values()) for sweep, rows_by_key in rows_of_sweeps.items()}
-        # The training length of the study is that of its first sweep.
-        self.length = next(chain.from_iterable(self.rows.values())).train_length
         # Many claims are about the same series.
         self._unlearned: dict[Series, str] = {}
         self._records: dict[tuple[Series, str], dict[int, Record]] = {}

@@ -175,7 +175,7 @@ def stored_scores(study: Study) -> StudyScores | None:
     """Return the scores of a study's stored pieces, else of its table; None if neither has a score."""
     pieces = StoredPieces(study)
     if pieces.read():
-        return Measurements(pieces.folder, pieces.steps(), stored_shares(pieces))
+        return Measurements(pieces.folder, pieces.steps(), study.length, stored_shares(pieces))
     levels = stored_levels(study)
     return TableScores(levels, study.length) if levels else None
 

@@ -59,7 +59,7 @@ def measurements(results: Path, runs: list[Path], **sweeps: list[Path]) -> Measu
     for sweep, sweep_runs in parts:
         names = tuple(run.name for run in sweep_runs)
         steps.append(FinishedStep(sweep, names, {key for run in sweep_runs for key in keys[run]}))
-    return Measurements(results, steps)
+    return Measurements(results, steps, 128)
 
 
 def judged(scores: Measurements, kind: str, of: str, at: float = 2, **more: str) -> Judged:
@@ -163,7 +163,7 @@ def test_scores_that_the_study_did_not_ask_for_have_no_part(tmp_path: Path) -> N
     for change in ({"target_hash": "0ther"}, {"score_dtype": "bfloat16"}, {"control": "swap"}):
         add_run(tmp_path, "rope", {128: 2.0, 256: 9.0}, spread=0.001, **change)
     rows = [row for row in read_rows(run / "eval.csv") if row.bits_per_byte != 9.0][:2]
-    scores = Measurements(tmp_path, [FinishedStep("", (run.name,), {row.key for row in rows})])
+    scores = Measurements(tmp_path, [FinishedStep("", (run.name,), {row.key for row in rows})], 128)
     assert judged(scores, "holds", "rope").outcome == "holds" and len(scores.rows[""]) == 2
 
 

@@ -182,6 +182,20 @@ def test_more_seeds_of_a_stored_piece_train_only_the_seeds_that_are_not_stored(
     assert seeds == {"3"}
 
 
+def test_a_piece_of_another_training_length_that_is_stored_first_changes_nothing(
+    command: Command, study: Study
+) -> None:
+    longer = TOY.replace("name: long, tokens", "name: long, times: 2, tokens")
+    study.path.write_text(longer.replace("eval.targets=6", "eval.targets=6, eval.target_tokens=2"))
+    assert command(*arguments(study), "threads=1", "--write-table").code == 0
+    before = command(*arguments(study), "--stored")
+    index = StoredPieces(study).folder / "pieces.json"
+    pieces = json.loads(index.read_text())["pieces"]
+    index.write_text(json.dumps({"pieces": pieces[::-1]}))
+    after = command(*arguments(study), "--stored")
+    assert before.code == after.code == 0 and before.out == after.out
+
+
 def test_a_stored_run_names_no_folder_of_the_machine_that_trained_it(command: Command, study: Study) -> None:
     assert command(*arguments(study), "threads=1", "--write-table", "cache_dir=kept_here").code == 0
     files = [path for path in StoredPieces(study).folder.rglob("*") if path.is_file()]

@@ -44,7 +44,7 @@ def scores(tmp_path: Path) -> Measurements:
             more = {"setting": sweep, "parameters": MODELS[sweep], "model": sweep}
             run = add_run(tmp_path, name, level_at, spread=0.01, **more)
             steps.append(FinishedStep(sweep, (run.name,), {row.key for row in read_rows(run / "eval.csv")}))
-    return Measurements(tmp_path, steps)
+    return Measurements(tmp_path, steps, 128)
 
 
 def test_the_order_of_two_sizes_is_compared_with_what_is_not_sure_of_it(
