@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pe_bench.commands.reproduce.hf_models import require_hf_models, score_hf_model
 from pe_bench.commands.reproduce.pieces import Piece, pieces_of
 from pe_bench.commands.reproduce.study import STDLIB, FinishedStep, ScoringStep, Study, Sweep
+from pe_bench.config.arguments import overrides_in
 from pe_bench.config.schema import Config
 from pe_bench.config.sweeps import PlannedJob, SortedOverrides, label_of, plan_job, plan_jobs, sort_by_use
 from pe_bench.errors import RunError
@@ -125,7 +126,7 @@ class StudyRuns:
         values_of_each = self._values_of_runs(sweep, parents, stored)
         jobs = []
         for encoding in sweep.encodings:
-            choice = [f"encoding={encoding}"]
+            choice = overrides_in(encoding)
             for word, values in values_of_each.items():
                 values["results_dir"] = str(self.results_dir)
                 for job in plan_jobs(overrides, self.study.search, choice=choice, values=values):
@@ -154,7 +155,7 @@ class StudyRuns:
 
     def _sweep_config(self, sweep: Sweep) -> Config:
         """Return the configuration of a sweep's runs, with its first encoding."""
-        choice = [f"encoding={sweep.encodings[0]}"]
+        choice = overrides_in(sweep.encodings[0])
         return plan_job(self._sorted_overrides(sweep).job_overrides, self.study.search, choice=choice).config
 
     def evaluation_of(self, sweep: Sweep) -> "Evaluation":

@@ -119,6 +119,16 @@ def test_a_study_runs_is_judged_and_compared_and_its_repetition_trains_nothing_a
         assert rows and all(0 < row.targets <= 4096 for row in rows)
 
 
+def test_a_sweep_may_have_an_encoding_with_modifiers_and_options(command: Command, configs: Path) -> None:
+    text, _, _ = TOY.partition("scorings:")
+    (configs / "study" / "toy.yaml").write_text(text.replace("[mine]", "[nope+sink, rope base=500]"))
+    outcome = command(*arguments(configs))
+    assert outcome.code == 0, outcome.err
+    configurations = [read_config(run).encoding for run in Path("results/runs").iterdir()]
+    names = {(each["name"], *each["modifiers"], each.get("base")) for each in configurations}
+    assert names >= {("nope", "sink", None), ("rope", 500.0)}
+
+
 def test_the_shipped_studies_share_the_runs_of_a_plain_train() -> None:
     def named(overrides: Sequence[str]) -> str:
         config = compose_config(overrides)
