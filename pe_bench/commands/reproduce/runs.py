@@ -81,17 +81,11 @@ class StudyRuns:
     def _score_again(self, sweep: Sweep, trained: FinishedStep) -> Iterator[FinishedStep]:
         """Score a sweep's trained runs by each scoring of the study, and yield a step for each."""
         for scoring in self.study.scorings_of(sweep):
-            yield self._score_sweep(scoring, sweep, self._runs_of_encodings(scoring, trained))
+            yield self._score_sweep(scoring, sweep, self._runs_of_encodings(scoring, sweep, trained))
 
-    def _runs_of_encodings(self, scoring: ScoringStep, trained: FinishedStep) -> FinishedStep:
+    def _runs_of_encodings(self, scoring: ScoringStep, sweep: Sweep, trained: FinishedStep) -> FinishedStep:
         """Return the step with only the runs of the encodings that a scoring names."""
-        if not scoring.encodings:
-            return trained
-        runs = []
-        for run in trained.runs:
-            config = read_config(self.results_dir / "runs" / run)
-            if config.encoding["name"] in scoring.encodings:
-                runs.append(run)
+        runs = [run for run in trained.runs if scoring.applies_to(sweep, trained.encodings[run])]
         return replace(trained, runs=tuple(runs))
 
     def _train_sweep(self, sweep: Sweep, parents: Sequence[str], stored: int = 0) -> FinishedStep:
@@ -106,25 +100,32 @@ class StudyRuns:
         if stored:
             seeds += f" ({stored} stored)"
         say(f"{name}: {', '.join(sweep.encodings)}, {seeds}")
-        summary = launch(self._jobs(sweep, parents, stored), self._sorted_overrides(sweep).launcher_overrides)
+        jobs = self._jobs(sweep, parents, stored)
+        all_jobs = [*chain.from_iterable(jobs.values())]
+        summary = launch(all_jobs, self._sorted_overrides(sweep).launcher_overrides)
         summary.end()
-        paths = [Path(state.run) for state in summary.states if state.run is not None]
-        runs = dict.fromkeys(path.name for path in paths)
+        encoding_of_job: list[str] = []
+        for encoding, own_jobs in jobs.items():
+            encoding_of_job += [encoding] * len(own_jobs)
+        encodings: dict[str, str] = {}
+        for state in summary.states:
+            if state.run is not None:
+                encodings[Path(state.run).name] = encoding_of_job[state.number]
         keys = chain.from_iterable(state.keys for state in summary.states)
-        return FinishedStep(sweep.name, tuple(runs), set(map(tuple, keys)))
+        return FinishedStep(sweep.name, tuple(encodings), set(map(tuple, keys)), encodings)
 
     def _sorted_overrides(self, sweep: Sweep) -> SortedOverrides:
         """Return the overrides that all runs of a sweep share, sorted by use."""
         return sort_by_use([*self.study.shared_overrides(sweep), *self.machine])
 
-    def _jobs(self, sweep: Sweep, parents: Sequence[str], stored: int) -> list[PlannedJob]:
-        """Return a job for each encoding and each parent run of a sweep, or each seed that is not stored.
+    def _jobs(self, sweep: Sweep, parents: Sequence[str], stored: int) -> dict[str, list[PlannedJob]]:
+        """Return, by encoding, a job for each parent run of a sweep, or for each seed that is not stored.
 
         parents, stored: as in `_values_of_runs`.
         """
         overrides = self._sorted_overrides(sweep).job_overrides
         values_of_each = self._values_of_runs(sweep, parents, stored)
-        jobs = []
+        jobs: dict[str, list[PlannedJob]] = {}
         for encoding in sweep.encodings:
             choice = overrides_in(encoding)
             for word, values in values_of_each.items():
@@ -135,7 +136,8 @@ class StudyRuns:
                         words += choice
                     if len(values_of_each) > 1:
                         words.append(word)
-                    jobs.append(replace(job, label=label_of(words, encoding)))
+                    named = replace(job, label=label_of(words, encoding))
+                    jobs.setdefault(encoding, []).append(named)
         return jobs
 
     def _values_of_runs(self, sweep: Sweep, parents: Sequence[str], stored: int) -> dict[str, dict[str, Any]]:

@@ -5,7 +5,7 @@ folder (--config-dir) can have more. They are no group of Hydra, because a study
 """
 
 import re
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
@@ -368,3 +368,5 @@ class FinishedStep:
     runs: tuple[str, ...]  # the names of the runs
     # The keys of the rows of this step; a run that several studies share has more rows.
     keys: Set[tuple[str, ...]]
+    # Of a sweep: the encoding of each run, as the study's file has it.
+    encodings: Mapping[str, str] = field(default_factory=dict)

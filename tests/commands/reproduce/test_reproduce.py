@@ -129,6 +129,26 @@ def test_a_sweep_may_have_an_encoding_with_modifiers_and_options(command: Comman
     assert names >= {("nope", "sink", None), ("rope", 500.0)}
 
 
+def test_a_scoring_of_some_encodings_is_of_no_other_encoding_with_their_name(
+    command: Command, configs: Path
+) -> None:
+    text = TOY.partition("  - {name: tuned")[0].replace(
+        "[rope]", "[rope, sink]"
+    )  # sink is rope with a modifier
+    scorings = "\n".join(
+        f"  - {{protocol: {protocol}, times: [2], encodings: [{encoding}]}}"
+        for protocol, encoding in (("nonoverlapping", "rope"), ("sliding", "sink"))
+    )
+    (configs / "study" / "toy.yaml").write_text(f"{text}scorings:\n{scorings}\n")
+    outcome = command(*arguments(configs))
+    assert outcome.code == 0, outcome.err
+    protocols = {
+        run.name.partition("-")[0]: {row.protocol for row in read_rows(run / "eval.csv")}
+        for run in Path("results/runs").iterdir()
+    }
+    assert protocols == {"rope": {"paired", "nonoverlapping"}, "rope+sink": {"paired", "sliding"}}
+
+
 def test_the_shipped_studies_share_the_runs_of_a_plain_train() -> None:
     def named(overrides: Sequence[str]) -> str:
         config = compose_config(overrides)
