@@ -7,6 +7,7 @@ much more than seeds; many other claims stay unclear.
 """
 
 import math
+import re
 from collections.abc import Sequence
 
 from scipy.special import stdtrit
@@ -19,6 +20,8 @@ from pe_bench.report.statistics import CONFIDENCE, Interval, judge_change
 from pe_bench.report.verdicts import SOLVED, TaskVerdict
 from pe_bench.runs.rows import TASK
 
+# In the label of a later stage, such as `rope, then yarn x4 at 512 (128k)`; lists in options have commas too.
+LATER_STAGE = re.compile(r", (then|trained) ")
 LATER_STAGE_REASON = "no score of an n-gram in the table, which would say whether it has learned"
 
 
@@ -48,7 +51,7 @@ class TableScores:
         return LATER_STAGE_REASON if self.is_later_stage(series) else ""
 
     def is_later_stage(self, series: Series) -> bool:
-        return ", " in self._level_label(series)  # as in `rope, then yarn x4 at 512 (128k)`
+        return LATER_STAGE.search(self._level_label(series)) is not None
 
     def change(self, series: Series, length: int, protocol: str, *, since: int = 0) -> Number:
         first = (self._as_trained(series), since or self.length, protocol)

@@ -184,6 +184,13 @@ def test_a_claim_about_a_change_is_judged_by_the_share_of_the_loss_that_it_resto
         assert str(judged) == said
 
 
+def test_a_list_in_the_options_of_an_encoding_makes_no_later_stage_of_its_runs() -> None:
+    label = "rope -> longrope long_factors=[1.0, 2.0]"
+    scores = TableScores([level("rope", 128, 2.0), level(label, 256, 1.9)], 128)
+    judged = judge_claim(Claim("falls", "a test", label, 2), scores)
+    assert (scores.unlearned(Series(label)), judged.outcome) == ("", "holds")
+
+
 def test_a_table_does_not_say_whether_a_later_stage_has_learned_and_says_it_of_a_task() -> None:
     label = "rope, then nope (128k)"
     scores = TableScores([level(label, 128, 3.4), level(label, 256, 3.6), level("rope", 128, 1.8)], 128)
