@@ -153,7 +153,7 @@ def _make_and_report(runs: "StudyRuns", write_table: bool) -> None:
         from pe_bench.runs.rows import grouped
 
         for step in steps:
-            for names in grouped(step.runs, encoding_in).values():
+            for names in grouped(step.encodings, encoding_in).values():  # no runs of a further scoring
                 found = explain_step(runs, replace(step, runs=tuple(names)))
                 write_out(str(found))
                 explained.append(shares_of(Series(found.label, step.sweep), found.losses, found.effects))

@@ -9,11 +9,15 @@ from pathlib import Path
 import pytest
 from support.commands import Command
 
+from pe_bench.commands.explain.effects import Loss
+from pe_bench.commands.explain.explanation import Explanation
+from pe_bench.commands.reproduce import explained
 from pe_bench.commands.reproduce.claims import series_of
 from pe_bench.commands.reproduce.outcomes import read_table
 from pe_bench.commands.reproduce.papers import WINDOW_PROTOCOLS, LedgerClaim
 from pe_bench.commands.reproduce.pieces import StoredPieces
-from pe_bench.commands.reproduce.study import read_study, study_names
+from pe_bench.commands.reproduce.runs import StudyRuns
+from pe_bench.commands.reproduce.study import FinishedStep, read_study, study_names
 from pe_bench.config.compose import compose_config
 from pe_bench.config.groups import config_dir
 from pe_bench.errors import UserError
@@ -147,6 +151,25 @@ def test_a_scoring_of_some_encodings_is_of_no_other_encoding_with_their_name(
         for run in Path("results/runs").iterdir()
     }
     assert protocols == {"rope": {"paired", "nonoverlapping"}, "rope+sink": {"paired", "sliding"}}
+
+
+def test_runs_that_are_scored_again_are_explained_once(
+    command: Command, configs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text, _, _ = TOY.partition("  - {name: tuned")
+    scorings = "scorings:\n  - {protocol: nonoverlapping, times: [2]}\n"
+    (configs / "study" / "toy.yaml").write_text(f"{text}{scorings}explains: true\n")
+    explained_runs: list[str] = []
+
+    def note_runs(runs: StudyRuns, step: FinishedStep) -> Explanation:
+        explained_runs.extend(step.runs)
+        losses = (Loss(32, reason="nothing was scored"),)
+        return Explanation("rope", (Path("run"),), 16, (32,), 0, 0, True, losses, (), "")
+
+    monkeypatch.setattr(explained, "explain_step", note_runs)
+    outcome = command(*arguments(configs))
+    assert outcome.code == 0, outcome.err
+    assert explained_runs == [run.name for run in Path("results/runs").iterdir()]
 
 
 def test_the_shipped_studies_share_the_runs_of_a_plain_train() -> None:
