@@ -29,6 +29,7 @@ from pe_bench.encodings.nope import NoPE
 from pe_bench.encodings.recurrent.retention import Retention
 from pe_bench.encodings.rotary.partial_rope import PartialRoPE
 from pe_bench.encodings.rotary.rope import RoPE
+from pe_bench.encodings.scalings.rope_pi import RopePI
 from pe_bench.model.attention import attention
 from pe_bench.report.statistics import Interval
 
@@ -156,11 +157,14 @@ def test_a_layer_without_softmax_has_half_lives_and_the_norm_of_its_state() -> N
 
 
 def test_small_blocks_measure_the_same_in_less_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = measures(RoPE(WIDTH), queries=range(20, TOKENS))
+    # The window of the scaling is the whole text: a pair is in another band with the factor of a part.
+    layers = (RoPE(WIDTH), RopePI(WIDTH, TRAINED, base=75))
+    wholes = [measures(layer, queries=range(20, TOKENS)) for layer in layers]
     monkeypatch.setattr(observe, "REFERENCE_ELEMENTS", 3 * HEADS * TOKENS)
-    parts = measures(RoPE(WIDTH), queries=range(20, TOKENS))
-    for name in whole:
-        assert np.allclose(parts[name], whole[name], atol=1e-6), name
+    for layer, whole in zip(layers, wholes, strict=True):
+        parts = measures(layer, queries=range(20, TOKENS))
+        for name in whole:
+            assert np.allclose(parts[name], whole[name], atol=1e-6), name
     kept = Kept(range(20, TOKENS))
     q, k, v = random_heads()
     attention(ObservedLayer([RoPE(WIDTH)], 0, kept), torch.zeros(1, TOKENS, 1), q, k, v, torch.arange(TOKENS))

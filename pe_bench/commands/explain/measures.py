@@ -186,7 +186,7 @@ def order_kept(block: QueryBlock, train_length: int) -> Tensor:
 
 def band_measures(block: QueryBlock, weights: Tensor, train_length: int) -> dict[str, Tensor]:
     """Return energies and logits in bands of wavelengths, [B, H, Q] by name; empty if no pair is rotated."""
-    found = rotation_of(block.layer, len(block.keys.index))
+    found = rotation_of(block.layer, block.tokens)
     if found is None:
         return {}
     frequencies, layout = found

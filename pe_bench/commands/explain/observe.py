@@ -25,6 +25,7 @@ class QueryBlock(NamedTuple):
     keys: Side
     # The queries at positions that are `Observer.shift` later; None for a shift of 0.
     far_queries: Side | None
+    tokens: int  # the number of tokens of the whole window, with those after the block
 
     @property
     def scale(self) -> float:
@@ -97,7 +98,7 @@ class ObservedLayer(Wrapper):
             scores, visible = logits(layer, asking, seen, scale)
             shape = (*scores.shape[:-2], len(rows), stop)
             moved = None if far is None else select_tokens(far, rows)
-            yield QueryBlock(layer, scores.expand(shape), visible, asking, seen, moved)
+            yield QueryBlock(layer, scores.expand(shape), visible, asking, seen, moved, len(keys.index))
 
     def attend_chunked(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         layer = self._part_that_changes("attend")
