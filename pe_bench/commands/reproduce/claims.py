@@ -36,6 +36,7 @@ from pe_bench.report.verdicts import (
     find_break_point,
     judge_answers,
     judge_context,
+    largest_set,
     mean_difference,
     pairs_of,
     rank_sets,
@@ -326,21 +327,23 @@ class Measurements:
         return mean_difference(pairs_of(first, second, BY_SEED), self._runs, NOT_SCORED)
 
     def difference_of_changes(self, claim: Claim, length: int) -> Number:
-        """Return the change of the first series minus the change of the second, seed by seed."""
+        """Return the first series' change minus the second's, seed by seed, on the same targets."""
         of, than = series_of(claim)
-        ours = self._by_seed(self.changes(of, length, claim.protocol))
-        theirs = self._by_seed(self.changes(than, length, claim.protocol))
-        seeds = sorted(ours.keys() & theirs.keys())
-        if not seeds:
+        ours = self._by_seed_and_targets(self.changes(of, length, claim.protocol))
+        theirs = self._by_seed_and_targets(self.changes(than, length, claim.protocol))
+        shared = sorted(ours.keys() & theirs.keys())
+        chosen = largest_set([ours[key][0] for key in shared])
+        keys = [key for key in shared if chosen in key]
+        if not keys:
             return Number(missing=NOT_SCORED)
-        first = [ours[seed] for seed in seeds]
-        second = [theirs[seed] for seed in seeds]
+        first = [ours[key] for key in keys]
+        second = [theirs[key] for key in keys]
         return difference_of_changes(first, second, self._runs)
 
     @staticmethod
-    def _by_seed(changes: Iterable[Pair]) -> dict[int, Pair]:
-        """Return the changes by the seed of their runs."""
-        return {row.seed: (row, first) for row, first in changes}
+    def _by_seed_and_targets(changes: Iterable[Pair]) -> dict[tuple[int, str], Pair]:
+        """Return the changes by the seed of their runs and the hash of their targets."""
+        return {(row.seed, row.target_hash): (row, first) for row, first in changes}
 
     def gain(self, series: Series, length: int, *kinds: tuple[str, str]) -> Number:
         """Return the level in some windows minus the level in others, run by run.

@@ -158,6 +158,20 @@ def test_sweeps_are_compared_by_their_names_and_by_what_their_runs_were_trained_
     assert str(scaled) == "tuned is better than rope -> yarn factor=2.0 (first) at 256"
 
 
+def test_changes_are_compared_on_the_same_targets_alone(tmp_path: Path) -> None:
+    other = {"target_hash": "0ther", "spread": 0.001}
+    short = add_run(tmp_path, "rope", {128: 2.0, 256: 2.5}, spread=0.001)
+    long = add_run(tmp_path, "nope", {128: 2.0, 256: 2.1}, documents=5, targets=80, **other)
+    claim = {"sweep": "long", "than": "rope", "than_sweep": "short"}
+    apart = measurements(tmp_path, [], short=[short], long=[long])
+    for kind in ("order", "loses_less"):
+        assert judged(apart, kind, "nope", **claim).measured.missing == "not scored"
+    add_run(tmp_path, "rope", {128: 2.0, 256: 2.3}, documents=5, targets=80, **other)
+    both = measurements(tmp_path, [], short=[short], long=[long])
+    found = judged(both, "loses_less", "nope", **claim)
+    assert found.outcome == "holds" and found.measured.mean == pytest.approx(-0.2, abs=1e-3)
+
+
 def test_scores_that_the_study_did_not_ask_for_have_no_part(tmp_path: Path) -> None:
     run = add_run(tmp_path, "rope", {128: 2.0, 256: 2.0}, spread=0.001)
     for change in ({"target_hash": "0ther"}, {"score_dtype": "bfloat16"}, {"control": "swap"}):
