@@ -365,6 +365,21 @@ def test_heads_are_whole_numbers_in_the_csv_and_are_read_back() -> None:
     assert [each.place.head for each in read_csv_text(text, seeds=1).effects] == [None, 0, 12]
 
 
+def test_all_layers_and_the_only_layer_are_told_apart_when_read_back() -> None:
+    everything, layer = Place((0,), is_all=True), Place((0,))
+    changed = Effect("cut", "", layer, 64, reason="no positions in its attention")
+    effects = (
+        effect("window", everything, 0.9),
+        effect("window", layer, 0.8),
+        effect("cut", everything, 0.5),
+    )
+    found = Explanation(
+        "learned", (Path("run"),), 16, (64,), 6, 5, True, (*LOST,), (*effects, changed), "why"
+    )
+    read = read_csv_text(csv_text(found), seeds=1).effects
+    assert [each.place for each in read] == [everything, layer, everything, layer]
+
+
 def test_a_change_without_a_meaning_at_one_length_is_shown_at_the_others() -> None:
     def made(change: str, *lengths: int) -> list[Effect]:
         """Return effects, without a meaning at all but the given lengths."""

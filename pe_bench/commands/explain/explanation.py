@@ -290,7 +290,11 @@ def read_csv_text(text: str, seeds: int) -> CsvNumbers:
             numbers.losses.append(Loss(length, restored, row["reason"]))
         elif row["change"]:
             head = int(row["head"]) if row["head"] else None
-            place = Place(layers, head, is_all=head is None and len(layers) == n_layers)
+            # In a model of one layer, a change of all layers comes before the same change of the layer.
+            known = [effect for effect in numbers.effects if effect.place.is_all and effect.length == length]
+            is_first = row["change"] not in [effect.change for effect in known]
+            is_all = head is None and len(layers) == n_layers and is_first
+            place = Place(layers, head, is_all=is_all)
             share = _interval_in(row, "share", seeds)
             numbers.effects.append(Effect(row["change"], "", place, length, restored, share, row["reason"]))
         else:
