@@ -47,6 +47,22 @@ def test_what_is_right_and_unclaimed_is_no_failure_and_the_keys_that_a_query_see
         assert finding(find_case(name), "sight").measured.endswith(f"sees {seen}")
 
 
+@pytest.mark.parametrize(
+    ("name", "overrides", "keys"),
+    [
+        ("rerope", ("modifier=[sliding_window]",), 32),  # whose own window is of distances
+        ("nope", ("modifier=[ssmax,sliding_window]", "encoding.modifiers.ssmax.window=8"), 32),
+        ("lm_infinite", ("modifier=[sliding_window]", "encoding.window=16", "encoding.global_tokens=0"), 16),
+        ("streaming", ("modifier=[sliding_window]", "encoding.cache=9", "encoding.sinks=0"), 9),
+    ],
+)
+def test_of_several_windows_the_narrowest_that_hides_keys_is_what_a_query_sees(
+    name: str, overrides: tuple[str, ...], keys: int
+) -> None:
+    found = finding(find_case(name, overrides), "sight")
+    assert found == Finding("holds", f"of 101 keys, the last query sees {keys} keys")
+
+
 def test_a_check_takes_a_modifier_and_one_thread_and_leaves_the_number_of_threads(
     command, monkeypatch
 ) -> None:
