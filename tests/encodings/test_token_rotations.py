@@ -91,6 +91,8 @@ def test_coordinates_of_darope_stay_within_the_training_length_wherever_tokens_a
 def test_darope_without_a_slow_pair_is_refused_with_the_way_out() -> None:
     with pytest.raises(UserError, match="train_length=100 tokens, so this is rope: give an .*base above 10"):
         DaRoPE(D, H, 4, train_length=100, base=10.0)
+    with pytest.raises(UserError, match="so this is rope: give a larger model.d_head"):
+        DaRoPE(D, H, 2, train_length=100)
 
 
 @torch.no_grad()

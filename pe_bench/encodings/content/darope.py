@@ -54,7 +54,8 @@ class DaRoPE(LayerEncoding):
         frequencies = rope_frequencies(d_head, base)
         is_fast = frequencies >= 2 * math.pi / train_length
         wrong = f"every pair makes a full turn within encoding.train_length={train_length} tokens"
-        way_out = f"give an encoding.base above {base:g}"
+        # The first pair turns by a radian at each position, whatever the base.
+        way_out = "give a larger model.d_head" if d_head == 2 else f"give an encoding.base above {base:g}"
         require(not is_fast.all(), f"{wrong}, so this is rope: {way_out}")
         self.train_length = train_length
         self.fast = nn.Buffer(frequencies[is_fast], persistent=False)
