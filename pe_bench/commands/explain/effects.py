@@ -110,7 +110,7 @@ def effect_of(
 
     It has no number if a changed level is infinite or NaN.
 
-    levels: three arrays of levels [seeds, documents]: at the training length, at `length`, and at `length`
+    levels: three arrays of levels [seeds, clusters]: at the training length, at `length`, and at `length`
     with the change. loss: the loss at `length`; None at the training length.
     """
     within, beyond, changed = levels

@@ -171,7 +171,7 @@ class Explainer:
         self.train_length = self.benches[0].train_length
         self.n_layers = self.benches[0].job.model.n_layers
         # Of the unchanged models, by length.
-        self.levels: dict[int, np.ndarray] = {}  # [seeds, documents]
+        self.levels: dict[int, np.ndarray] = {}  # [seeds, clusters]
         self.seconds: dict[int, float] = {}
 
     def explain(self, *, by_head: bool = False) -> tuple[list[Loss], list[Effect]]:
