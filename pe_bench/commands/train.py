@@ -207,7 +207,8 @@ def _take_missing_steps(
         def show_step(step: Step) -> None:
             show_progress(bar, step, steps)
             tracked.step(step)
-            seconds = pace.seconds_per_unit(step.step)
+            # A clock would count the validation too, which may take as long as many steps.
+            seconds = pace.seconds_per_unit(step.step, step.seconds)
             if seconds is not None:
                 work = steps - begun_at + _steps_of_scoring(job, plans)
                 expect(seconds * work, machine.cores_of(job.device, job.threads))

@@ -119,12 +119,12 @@ class Pace:
     # The units of work that were done at the first call, and its time; None before the first call.
     _began: tuple[float, float] | None = field(default=None, repr=False)
 
-    def seconds_per_unit(self, done: float) -> float | None:
+    def seconds_per_unit(self, done: float, spent: float | None = None) -> float | None:
         """Return the pace at the first call after enough work, and None at all other calls.
 
-        done: units of work.
+        done: units of work. spent: seconds of this work so far; without it, a clock counts all time.
         """
-        now = time.monotonic()
+        now = time.monotonic() if spent is None else spent
         if self._began is None:
             self._began = done, now
             return None

@@ -1,6 +1,7 @@
 """Each command that takes long says what it costs, in one sentence, once its first work is done."""
 
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ from support.commands import LEARNED, TRIED, Command, only_run
 
 from pe_bench.commands.explain import explain
 from pe_bench.system import cost
+from pe_bench.training import trainer
 
 
 @pytest.fixture(autouse=True)
@@ -25,6 +27,21 @@ def costs_in(text: str) -> list[str]:
 def test_a_training_says_it_from_its_first_steps(train: Command) -> None:
     outcome = train("encoding=rope")
     assert outcome.code == 0 and costs_in(outcome.err) == ["1 run"], outcome.err
+
+
+def test_a_validation_after_few_steps_is_not_counted_as_a_step(
+    train: Command, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    validation_loss = trainer.Trainer.validation_loss
+
+    def slow_validation_loss(self: trainer.Trainer) -> float:
+        time.sleep(3)
+        return validation_loss(self)
+
+    monkeypatch.setattr(trainer.Trainer, "validation_loss", slow_validation_loss)
+    outcome = train("encoding=rope", "train.steps=2", "train.validate_every=2", "eval.targets=64")
+    (seconds,) = re.findall(r"^1 run, about (\d+) s on 1 core$", outcome.err, re.MULTILINE)
+    assert int(seconds) <= 20, outcome.err
 
 
 def test_scoring_and_probing_say_it_once_for_all_runs_and_encodings(
