@@ -33,7 +33,8 @@ def names_and_overrides(arguments: Sequence[str]) -> tuple[list[str], list[str]]
 def configs_of(arguments: Sequence[str], search: Sequence[Path] = ()) -> dict[str, Config]:
     """Return a configuration for each encoding that the arguments name, with the overrides among them.
 
-    An option of an encoding changes all encodings that have it. Raises `UserError`.
+    An option of an encoding changes all encodings that have it. Nothing is trained, so the batch may have any
+    size. Raises `UserError`.
     """
     typed_names, texts = names_and_overrides(arguments)
     require(bool(typed_names), "name an encoding; `pe-bench list encodings` has them")
@@ -55,7 +56,7 @@ def configs_of(arguments: Sequence[str], search: Sequence[Path] = ()) -> dict[st
         keys = [*chain.from_iterable(map(keys_in, composed_configs.values()))]
         is_whole = "." in key or close_to(key, keys)
         raise unknown_key(key if is_whole else f"encoding.{key}", keys)
-    return {name: parse_config(values, search) for name, values in composed_configs.items()}
+    return {name: parse_config(values, search, is_trained=False) for name, values in composed_configs.items()}
 
 
 def is_encoding_option(override: Override) -> bool:

@@ -34,18 +34,24 @@ READ_WITH = {
 }
 
 
-def parse_config(values: dict[str, Any], search: Sequence[Path] = (), given: Iterable[str] = ()) -> Config:
+def parse_config(
+    values: dict[str, Any],
+    search: Sequence[Path] = (),
+    given: Iterable[str] = (),
+    *,
+    is_trained: bool = True,
+) -> Config:
     """Turn plain values of YAML into a checked `Config`; `search` are further folders of encodings' files.
 
-    given: the keys that a command gives. Raises `UserError` for an unknown key, a value of the wrong type or
-    a value that cannot work.
+    given: the keys that a command gives. is_trained: the model is trained, so that its batch is checked too.
+    Raises `UserError` for an unknown key, a value of the wrong type or a value that cannot work.
     """
     message = "no encoding is named: say encoding=rope, or `pe-bench list encodings`"
     require(values.get("encoding") is not None, message)
     check_utf8(values, "")
     config = replace(_parse(Config, values), search=tuple(search), given=tuple(given))
     config = _with_home_folders(config)
-    config.check()
+    config.check(is_trained=is_trained)
     return config
 
 

@@ -166,6 +166,9 @@ class TrainConfig:
         require(self.from_run is None or self.beside is None, message)
         message = "train.only=encoding goes on from a run whose other weights stay: give train.from=RUN"
         require(self.from_run is not None or self.only is None, message)
+
+    def check_batch(self) -> None:
+        """Raise `UserError` if the batch is not made of whole windows, an equal number in each part."""
         message = f"train.batch_tokens={self.batch_tokens} is not a multiple of train.length={self.length}"
         is_multiple = self.batch_tokens % self.length == 0
         require(is_multiple, f"{message}: give one")
@@ -311,13 +314,18 @@ class Config:
         stated = None if self.hf_model is None else self.hf_model.train_length
         return stated or self.train.length
 
-    def check(self) -> None:
-        """Raise `UserError` for values that cannot work, with a way out."""
+    def check(self, *, is_trained: bool = True) -> None:
+        """Raise `UserError` for values that cannot work, with a way out.
+
+        is_trained: the model is trained, so that the batch is checked too.
+        """
         for section in (self.model, self.data, self.tokenizer):
             section.check()
         check_margin(self.report.margin, "report.margin")
         if self.hf_model is None:
             self.train.check()
+            if is_trained:
+                self.train.check_batch()
             self._require_training_text()
         protocol = self.eval.protocol
         task = (self.task or {}).get("name", "null")

@@ -129,7 +129,7 @@ def align_cells(lines: Sequence[tuple[str, ...]], width: int) -> str:
 def task_page(arguments: Sequence[str], search: Sequence[Path], width: int = PIPED_WIDTH) -> str:
     """Return the manual page of the task that `task=NAME` names, with an example. Raises `UserError`."""
     width = min(width, PIPED_WIDTH)
-    config = parse_config(compose(arguments, search), search)
+    config = parse_config(compose(arguments, search), search, is_trained=False)
     if config.task is None:
         raise UserError("name the task: pe-bench show task=NAME")
     task = build_task(config.task)

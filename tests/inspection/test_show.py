@@ -94,6 +94,12 @@ def test_a_task_has_its_options_and_an_example_with_the_answers_marked(command):
     assert re.search(r"an example of size \d, .*\n\n    .* \[\w+\]", outcome.out)
 
 
+@pytest.mark.parametrize("name", ["rope", "task=mqar"])
+def test_a_page_is_shown_for_any_training_length(command, name):
+    outcome = command("show", name, "train.length=200", "train.batch_tokens=1024")
+    assert outcome.code == 0, outcome.err
+
+
 def test_a_mistyped_argument_is_told_before_torch_is_imported():
     code = """
 import sys

@@ -141,6 +141,11 @@ def test_what_cannot_be_measured_is_a_row_and_options_files_and_modifiers_make_e
     assert {rows[name, "16"]["status"] for name in labels} == {"ok"}
 
 
+def test_an_encoding_is_timed_for_any_training_length(timed) -> None:
+    outcome = timed("nope", "train.length=24")
+    assert outcome.code == 0, outcome.err
+
+
 @pytest.mark.parametrize("unread", ["precision=bfloat16", "tokenizer=bpe", "data.max_tokens=5", "task=copy"])
 def test_a_key_that_speed_does_not_read_is_refused_before_anything_is_written(
     timed, folder: Path, unread: str
