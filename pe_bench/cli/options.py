@@ -49,6 +49,9 @@ SHARED_OPTIONS = {
     "runs": ("RUN", "Runs by encoding, name, the beginning of a name, or path."),
     "where": ("CONDITION", "Only runs that meet the condition, such as encoding=rope or seed<3; repeatable."),
 }
+# The ranges of options whose commands check them, with a message that names the value; the help shows them.
+# All other options of whole numbers begin at 1.
+CHECKED_RANGES = {"depths": "2<=x<=1000", "reference": "x>=2"}
 # Options for the second part of a command's help.
 ADVANCED_EVAL = (
     *("protocol", "max_length", "stride", "controls", "per_position", "precision", "half", "force"),
@@ -152,7 +155,9 @@ def _typer_parameter(parameter: Parameter, metavar: str, meaning: str) -> Parame
     typer_settings: dict[str, Any] = {"help": meaning, "autocompletion": COMPLETIONS.get(metavar)}
     if kind is not bool:
         typer_settings["metavar"] = metavar
-    if kind is int:
+    if parameter.name in CHECKED_RANGES:
+        typer_settings["help"] = f"{meaning}  [{CHECKED_RANGES[parameter.name]}]"
+    elif kind is int:
         typer_settings["min"] = 1
     if _is_option(parameter):
         usual = f"--{parameter.name.strip('_').replace('_', '-')}"

@@ -5,6 +5,7 @@ import shlex
 import subprocess
 import sys
 from importlib.metadata import version
+from typing import get_args
 
 import typer
 from support.commands import Command
@@ -13,6 +14,8 @@ from pe_bench.cli.app import app
 from pe_bench.cli.completion import LISTS
 from pe_bench.cli.options import ADVANCED_OPTIONS
 from pe_bench.config.groups import keys
+from pe_bench.scoring.needles import ProbeDepths
+from pe_bench.values import AtLeast2, Range
 
 NAMES = sorted(typer.main.get_command(app).commands)  # pyright: ignore[reportAttributeAccessIssue]
 
@@ -42,6 +45,14 @@ def test_help_fits_80_columns_and_its_examples_and_defaults_are_there(command: C
     defaults = re.findall(r"([\w.]+)=([\w.]+?)[,.] ", text.partition("defaults")[2])
     assert len(defaults) == 10 and {*defaults} <= {(key.name, key.default) for key in keys()}
     assert all(name in command("list", "--help").out for name in LISTS)
+
+
+def test_a_range_in_a_help_is_the_one_that_the_command_checks(command: Command) -> None:
+    depths: Range = get_args(ProbeDepths)[1]
+    assert f"[{depths.least}<=x<={depths.most}]" in command("probe", "--help").out
+    reference: Range = get_args(AtLeast2)[1]
+    text = " ".join(command("eval", "--help").out.split())
+    assert f"[default: its training length] [x>={reference.least}]" in text
 
 
 def test_help_imports_nothing_heavy() -> None:
