@@ -151,11 +151,8 @@ def test_a_run_is_extended_at_lengths_of_numpy_and_of_text(
         ("explain", {"lengths": ()}, "lengths is an empty list: leave it out"),
         ("extend", {"lengths": []}, "lengths is an empty list: leave it out"),
         ("probe", {"force": "no"}, "force must be true or false, not 'no'"),
-        (
-            "probe",
-            {"lengths": ["far"]},
-            "lengths must be a list, each item a whole number of at least 128, not",
-        ),
+        ("probe", {"lengths": ["far"]}, "lengths must be a list, each item a whole number, not ['far']"),
+        ("probe", {"lengths": [128, 64]}, "length 64 is too short for a probe: choose 128 tokens or more"),
         ("probe", {"plain": True}, "plain is for a Hugging Face model"),
         ("explain", {"targets": 0}, "eval.targets must be a whole number of at least 1, not 0"),
         ("results", {"margin": 3}, "must be above 0"),

@@ -31,7 +31,7 @@ from pe_bench.runs.job import Job
 from pe_bench.runs.rows import COLUMNS, NULLABLE_INTEGER_COLUMNS, PROBE, Row, describe_failures
 from pe_bench.runs.scores import keep_slices
 from pe_bench.scoring.anchors import score_missing_anchors
-from pe_bench.scoring.needles import DEFAULT_DEPTHS, Probe, ProbeDepths, ProbeLength
+from pe_bench.scoring.needles import DEFAULT_DEPTHS, MIN_PROBE_LENGTH, Probe, ProbeDepths
 from pe_bench.scoring.other_encodings import (
     OtherEncoding,
     Requested,
@@ -233,7 +233,10 @@ class Probing(Evaluation):
         require(self.task is None or self.depths is None, message)
         lengths = self.lengths
         if lengths is not None:
-            lengths = check_type(lengths, list[ProbeLength], "lengths")
+            lengths = check_type(lengths, list[int], "lengths")
+            shortest = min(lengths)
+            message = f"length {shortest} is too short for a probe: choose {MIN_PROBE_LENGTH} tokens or more"
+            require(shortest >= MIN_PROBE_LENGTH, message)
         depths = DEFAULT_DEPTHS if self.depths is None else self.depths
         depths = check_type(depths, ProbeDepths, "depths")
         windows = self.windows

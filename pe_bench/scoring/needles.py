@@ -44,7 +44,6 @@ SPAN, CUE = 32, 16
 ANSWER_TOKENS = SPAN - CUE
 CHOICES = 8
 MIN_PROBE_LENGTH = 128
-ProbeLength = Annotated[int, Range(MIN_PROBE_LENGTH)]
 ProbeDepths = Annotated[int, Range(2, 1_000)]  # more would have the same spans in most windows
 DEFAULT_DEPTHS, DEFAULT_WINDOWS = 5, 64
 # For a Hugging Face model, at each depth: a model of 135 million parameters then takes some nine minutes at

@@ -181,7 +181,8 @@ report --protocol sliding -> no score under the protocol 'sliding': these runs w
 list runs --tag x -> has the tag x: tag=x gives it one
 report --tag x -> has a tag; pe-bench train ... tag=x gives one
 report --best train.lr --by train.lr -> --best train.lr and --by train.lr exclude each other: give one of them
-probe --lengths 64 -> of at least 128, not [64]
+probe --lengths 64 -> length 64 is too short for a probe: choose 128 tokens or more
+probe --lengths 128,64 -> length 64 is too short for a probe: choose 128 tokens or more
 probe --depths 100000 -> depths must be a whole number of at least 2 and at most 1000, not 100000
 probe --depths 1 -> depths must be a whole number of at least 2 and at most 1000, not 1
 probe rope --task vt -> is for a Hugging Face model (hf:FOLDER): leave it out
