@@ -18,8 +18,10 @@ from pe_bench.commands.job import (
     write_description,
     write_result,
 )
-from pe_bench.config.schema import Config
-from pe_bench.errors import require
+from pe_bench.config.groups import names_in
+from pe_bench.config.overrides import quote
+from pe_bench.config.schema import Config, ModelConfig
+from pe_bench.errors import UserError, require
 from pe_bench.runs import folder as runs
 from pe_bench.runs.job import Job
 from pe_bench.runs.rows import Row, read_rows
@@ -87,9 +89,34 @@ def prepare(config: Config, planner: Planner = make_plans) -> tuple[Job, list[Pl
     if start is None or is_begun or _is_trained(job, plans):
         return job, plans
     require(not job.missing, job.missing)
-    trained = checkpoint.require_trained(start, runs.read_config(start).train.total_steps)
-    checkpoint.load_weights(trained.path, job.model, is_start=True)
+    parent = runs.read_config(start)
+    trained = checkpoint.require_trained(start, parent.train.total_steps)
+    try:
+        checkpoint.load_weights(trained.path, job.model, is_start=True)
+    except UserError as error:
+        theirs, ours = _differing_keys(parent.model, job.config.model)
+        if not theirs:
+            raise
+        message = f"the weights of train.from={start.name} do not fit this model, which has {ours}"
+        raise UserError(f"{message}: say {theirs}") from error
     return replace(job, start=trained.path), plans
+
+
+def _differing_keys(model: ModelConfig, other: ModelConfig) -> tuple[str, str]:
+    """Return the keys in which two models differ, with the values of each: `model=small` and `model=tiny`.
+
+    QK-norm is no difference: a later stage may begin it.
+    """
+    if model.name != other.name and model.name in names_in("model"):
+        return f"model={model.name}", f"model={other.name}"
+    keys: list[str] = []
+    other_keys: list[str] = []
+    for name in ModelConfig.__match_args__:
+        value, other_value = getattr(model, name), getattr(other, name)
+        if value != other_value and name not in ("name", "qk_norm"):
+            keys.append(f"model.{name}={quote(value)}")
+            other_keys.append(f"model.{name}={quote(other_value)}")
+    return " ".join(keys), " ".join(other_keys)
 
 
 # Training

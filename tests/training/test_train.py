@@ -213,7 +213,10 @@ def test_training_may_start_from_a_run_and_what_that_lacks_begins_anew(begin, tr
     begun = load_file(new / "checkpoints" / "step-00000001" / "weights.safetensors")
     assert all(torch.allclose(begun[name], value, atol=1e-6) for name, value in weights.items())
     outcome = start("encoding=rope", "model.n_layers=1")
-    assert outcome.code == 2 and "do not fit this model" in outcome.line
+    told = "do not fit this model, which has model.n_layers=1: say model.n_layers=2"
+    assert outcome.code == 2 and told in outcome.line
+    outcome = start("encoding=rope", "model=small", "model.n_layers=1")
+    assert outcome.code == 2 and "which has model=small: say model=tiny" in outcome.line
     assert len(list(source.parent.iterdir())) == 3
 
 
