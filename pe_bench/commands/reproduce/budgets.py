@@ -172,13 +172,13 @@ def budget_table_lines(budgets: Sequence[BudgetResult], length: int, width: int)
     """
     near = f"{NEAR_TIMES * length:,}"
     far = f"{FAR_TIMES * length:,}"
-    numbers = (f"at {length}", near, far, f"recall {near}", "swap", "breaks")
+    numbers = (f"at {length:,}", near, far, f"recall {near}", "swap", "breaks")
     headings = ("", "tokens", "seeds", *numbers, "reads far")
     yield from table_lines(headings, list(map(_table_cells, budgets)), width, keys=2)
     yield ""
-    yield f"{near}, {far}, recall: changes against {length} tokens, in bits per byte"
+    yield f"{near}, {far}, recall: changes against {length:,} tokens, in bits per byte"
     yield f"swap: what another document's far text costs at {near} tokens"
-    yield f"reads far: uses text further back than {length} tokens, by the controls at {near}; -: unknown"
+    yield f"reads far: uses text further back than {length:,} tokens, by the controls at {near}; -: unknown"
     if not all(budget.has_learned for budget in budgets):
         yield f"{UNLEARNED_MARK}: not learned: surely worse than a trigram, so its changes mean nothing"
     for encoding, tokens in first_budget_that_reads_far(budgets).items():
@@ -196,7 +196,7 @@ def _agreement_lines(budgets: Sequence[BudgetResult], length: int) -> Iterator[s
     if not known:
         return
     smaller = spell_tokens(known[0].smaller)
-    yield f"Kendall's tau between the order of levels at {length} tokens after {smaller}, and the order"
+    yield f"Kendall's tau between the order of levels at {length:,} tokens after {smaller}, and the order"
     parts = [f"{spell_tokens(each.tokens)} {each.tau:+.2f}" for each in known]
     counts = sorted(each.encodings for each in known)
     bounds = map(str, (counts[0], counts[-1]))
@@ -239,15 +239,17 @@ def draw_budgets(budgets: Sequence[BudgetResult], study: Study, path: Path) -> N
 def _draw_figure(budgets: Sequence[BudgetResult], study: Study) -> "Figure":
     near, far = f"{NEAR_TIMES * study.length:,}", f"{FAR_TIMES * study.length:,}"
     panels = [
-        Panel(f"level at {study.length} tokens, bits per byte", lambda budget: budget.level, is_change=False),
+        Panel(
+            f"level at {study.length:,} tokens, bits per byte", lambda budget: budget.level, is_change=False
+        ),
         Panel(f"change at {near}", lambda budget: _mean(budget.near)),
         Panel(f"change at {far}", lambda budget: _mean(budget.far)),
         Panel(f"change at {near}, recall targets", lambda budget: _mean(budget.recall)),
     ]
     note = paper.wrapped(
         [
-            f"Changes are against {study.length} tokens, the training length: below zero is a gain.",
-            f"Rings: text further back than {study.length} tokens is surely used.",
+            f"Changes are against {study.length:,} tokens, the training length: below zero is a gain.",
+            f"Rings: text further back than {study.length:,} tokens is surely used.",
         ]
     )
     top = paper.lines_height(study.title, paper.FONT) + ABOVE

@@ -238,7 +238,7 @@ def _heading_lines(study: Study) -> Iterator[str]:
     is_trained = not any(sweep.hf_model for sweep in study.sweeps)
     begins = "trained at" if is_trained else "changes are from"
     seeds = f"seeds: {study.seeds}"
-    yield f"{begins} {study.length} tokens, {seeds}, {data}"
+    yield f"{begins} {study.length:,} tokens, {seeds}, {data}"
     if study.size == "quick":
         yield "--quick: toy models show that everything works, and their verdicts mean nothing"
 

@@ -193,11 +193,11 @@ def size_table_lines(
     far = f"{FAR_TIMES * scores.length:,}"
     farthest = f"{FARTHEST_TIMES * scores.length:,}"
     facts = ("", "sweep", "parameters", "tokens", "seeds")
-    headings = (*facts, f"at {scores.length}", far, farthest, "reads far")
+    headings = (*facts, f"at {scores.length:,}", far, farthest, "reads far")
     yield from table_lines(headings, list(map(_table_cells, sizes)), width, keys=2, left=2)
     yield ""
-    yield f"{far}, {farthest}: changes against {scores.length} tokens, in bits per byte"
-    yield f"reads far: uses text further back than {scores.length} tokens; -: unknown; *: not learned"
+    yield f"{far}, {farthest}: changes against {scores.length:,} tokens, in bits per byte"
+    yield f"reads far: uses text further back than {scores.length:,} tokens; -: unknown; *: not learned"
     scored = {size.sweep for size in sizes}
     absent = [sweep.name for sweep in study.sweeps if sweep.name not in scored]
     if absent:
@@ -263,7 +263,7 @@ def _draw_figure(sizes: Sequence[SizeResult], study: Study) -> "Figure":
     axes.legend(loc="upper left", bbox_to_anchor=(1.02, 1), frameon=False)
     note = paper.wrapped(
         [
-            f"Changes are against {study.length} tokens, the training length: below zero is a gain.",
+            f"Changes are against {study.length:,} tokens, the training length: below zero is a gain.",
             f"Lines: each size with its own tokens. Hollow: after {spell_tokens(study.tokens)} tokens.",
         ]
     )

@@ -268,6 +268,12 @@ def test_contradicted_claims_come_first_and_each_has_its_interval_and_source_bel
     assert not any(line.startswith("holds") for line in lines)
 
 
+def test_a_heading_has_the_training_length_with_a_separator() -> None:
+    assert any(
+        line.startswith("trained at 8,192 tokens") for line in printed(study=replace(STUDY, length=8192))
+    )
+
+
 def test_every_kind_of_claim_is_a_sentence_about_its_encoding() -> None:
     for kind in CLAIM_KINDS:
         text = str(claimed("holds", kind, than="alibi"))
