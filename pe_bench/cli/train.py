@@ -1,5 +1,6 @@
 """The commands that train: `train`, for a run or a sweep, `extend` and `try`."""
 
+import inspect
 from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
@@ -168,6 +169,7 @@ def try_(
       pe-bench try --list
     """
     if listed:
+        _require_alone(arguments, options)
         _list_tries(options["results_dir"], as_json=as_json)
         return
     require(bool(arguments), "name what to try, such as my.py:RootBias or 'rope base=500000'")
@@ -198,6 +200,19 @@ def _require_sound(change: str, search: Sequence[Path], *, as_json: bool) -> Non
     if "fails" in states:
         print_checks(results, as_json=as_json)
     say(f"check: {states.count('holds')} properties hold, none fails")
+
+
+def _require_alone(arguments: Sequence[str], options: dict[str, Any]) -> None:
+    """Raise `UserError` for what `--list` does not read: arguments, and options of a new try."""
+    parameters = inspect.signature(api.try_change).parameters
+    ignored = list(arguments)
+    for name, value in options.items():
+        if name != "results_dir" and value != parameters[name].default:
+            ignored.append(f"--{name.replace('_', '-')}")
+    message = (
+        f"--list reads finished tries, with --results-dir and --json alone: leave out {' '.join(ignored)}"
+    )
+    require(not ignored, message)
 
 
 def _list_tries(results_dir: Path, *, as_json: bool) -> None:

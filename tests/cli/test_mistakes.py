@@ -122,6 +122,8 @@ extend hf:x rope -> give one Hugging Face model at a time, not hf:x, rope
 export rope --hf .. -> --hf .. is no name of a new folder
 try -> name what to try
 try rope --minutes 0 -> --minutes must be above 0, not 0
+try --list alibi seed=1 -> --list reads finished tries, with --results-dir and --json alone: leave out alibi
+try --list --against alibi --confirm -> and --json alone: leave out --against --confirm
 try '' -> '' names no encoding; say my.py:RootBias, 'rope base=500000' or rope+logn
 try 'rope fast' -> 'rope fast': fast is no option; say KEY=VALUE, such as base=500000
 try nope seed=3 -> seed=3: a try chooses the seeds and the documents itself: leave it out
