@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pe_bench.commands.evaluate import Run
     from pe_bench.commands.sweep.show import SweepTable
 
-MAX_NAMES = 4  # the most encodings to name in a command to type
+MAX_NAMES = 4  # the most encodings, or runs of `extend`, to name in a command to type
 
 
 class RunsWithTables(NamedTuple):
@@ -92,13 +92,18 @@ def _print_part(part: RunsWithTables) -> None:
     folder = runs[0].parent
     is_in_results = folder.name == "runs"
     option = results_option(folder.parent)
-    names = sorted({encoding_in(run.name) for run in runs})
-    if len(names) > MAX_NAMES:
-        names = []
-    if len(runs) == 1:
-        names = [runs[0].name]
-    command = f"pe-bench report{option} {shlex.join([*names, '--details'])}"
+    command = details_command(runs, folder.parent)
     show(part.tables, hint=f"95 % intervals, controls, speed: {command}" if is_in_results else "")
     say(f"the run: {runs[0]}" if len(runs) == 1 else f"the runs: {folder}")
     if is_in_results:
         say(f"all rows: {folder.parent / 'results.csv'}   compare: pe-bench report{option}")
+
+
+def details_command(runs: Sequence[Path], results_dir: Path, *, max_runs: int = 1) -> str:
+    """Return the command that shows the details of runs; it names up to `max_runs` runs, else encodings."""
+    names = sorted({encoding_in(run.name) for run in runs})
+    if len(runs) <= max_runs:
+        names = [run.name for run in runs]
+    elif len(names) > MAX_NAMES:
+        names = []
+    return f"pe-bench report{results_option(results_dir)} {shlex.join([*names, '--details'])}"

@@ -12,7 +12,6 @@ from pe_bench import api
 from pe_bench.cli.data import print_data
 from pe_bench.cli.options import command
 from pe_bench.errors import RunError, require
-from pe_bench.runs.typed import results_option
 from pe_bench.system.cost import count
 from pe_bench.system.terminal import say, write_out
 from pe_bench.values import listed as listed_values
@@ -133,6 +132,7 @@ def extend(runs: Sequence[str] = (), *, plot: Path | None = None, **options: Any
     options["lengths"] = parse_lengths(",".join(options["lengths"])) if options["lengths"] else None
     results_dir = options["results_dir"]
     picture = plot or results_dir / "extend.png"
+    from pe_bench.cli.tables import MAX_NAMES, details_command
     from pe_bench.render.paper import picture_format
     from pe_bench.report.columns import show
 
@@ -144,7 +144,7 @@ def extend(runs: Sequence[str] = (), *, plot: Path | None = None, **options: Any
         return
     show(family.tables)
     family.plot(picture)
-    say(f"wrote {picture}   details: pe-bench report{results_option(results_dir)} --all --details")
+    say(f"wrote {picture}   details: {details_command(family.runs, results_dir, max_runs=MAX_NAMES)}")
 
 
 @command("try", api.try_change)

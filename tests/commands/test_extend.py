@@ -10,6 +10,7 @@ from filelock import FileLock
 from support.commands import Command
 
 import pe_bench
+from pe_bench.cli.tables import details_command
 from pe_bench.commands import extend
 from pe_bench.config.schema import EvalConfig
 from pe_bench.runs.find import find_run
@@ -295,6 +296,19 @@ def test_a_damaged_file_of_what_was_searched_is_one_line_with_a_way_out(begin, c
     assert outcome.code == 1 and f"{file} is damaged" in outcome.line
     assert "delete it, and extend searches again" in outcome.line
     assert file.read_text() == text and (file.parent / "eval.csv").read_bytes() == before
+
+
+def test_the_command_for_details_names_the_runs_or_their_encodings_where_there_are_many(
+    begin: Command, command: Command, folder: Path
+) -> None:
+    assert begin("encoding=rope").code == 0
+    outcome = extended(command, folder, "--to", "2x", "--with", "yarn", "--tokens", "64")
+    assert outcome.code == 0, outcome.err
+    runs = sorted((folder / "results" / "runs").iterdir())
+    ending = f"details: pe-bench report --results-dir {folder / 'results'}"
+    assert outcome.err.rstrip().endswith(f"{ending} {runs[0].name} {runs[1].name} --details")
+    many = details_command([Path(f"rope-s{seed}-0a") for seed in range(9)], folder / "results", max_runs=4)
+    assert many == f"{ending.removeprefix('details: ')} rope --details"
 
 
 def test_lengths_up_to_twice_the_longer_one_are_scored_or_those_that_are_chosen(
