@@ -41,6 +41,7 @@ from pe_bench.runs.find import find_run
 from pe_bench.runs.folder import RunFolder, read_config
 from pe_bench.runs.typed import recorded_commands
 from pe_bench.scoring.other_encodings import find_others, read_with
+from pe_bench.system.cost import count
 from pe_bench.system.files import TEMPORARY_PREFIX, name_write_errors
 from pe_bench.system.terminal import say
 from pe_bench.training.checkpoint import WEIGHTS, load_weights, require_trained
@@ -144,7 +145,7 @@ CARD_TEMPLATE = """---
 # {name}
 
 A decoder of {parameters:,} parameters with the positional encoding `{label}`, trained by pe-bench on
-{data} ({data_hash}) at {length:,} tokens for {steps:,} steps, to measure what happens past that length.
+{data} ({data_hash}) at {length:,} tokens for {steps}, to measure what happens past that length.
 It is not meant for other uses.
 
 {scores}
@@ -190,7 +191,7 @@ def _model_card(run: RunFolder, config: Config, parameters: int, weights: str) -
         data=config.data.name,
         data_hash=data_hash,
         length=config.train.length,
-        steps=config.train.total_steps,
+        steps=count(config.train.total_steps, "step"),
         scores=to_markdown(tables[:1], details=True),
         command=command,
         weights=weights,

@@ -227,11 +227,11 @@ def _train_stage(stage: Stage) -> bool:
             model = opened.model.with_encoding(encoding).to(device)
             windows = TrainingWindows(data.train, train.length, data.end_of_text)
             training = FurtherTraining(model, stage.settings, windows, group)
-            count = sum(parameter.numel() for parameter in training.trained.values())
+            n_parameters = sum(parameter.numel() for parameter in training.trained.values())
             kind = str(stage.settings.dtype).removeprefix("torch.")
-            steps = f"{train.total_steps} steps of {train.batch_tokens:,} tokens at {train.length:,}"
+            steps = f"{count(train.total_steps, 'step')} of {train.batch_tokens:,} tokens at {train.length:,}"
             how = f"learning rate {train.lr:g}, products in {kind}"
-            what = f"trains {count:,} parameters with {stage.other.label}"
+            what = f"trains {n_parameters:,} parameters with {stage.other.label}"
             say(f"{stage.target.name}: {what}, {steps}, {how}")
             with progress_bar(stage.target.name, train.total_steps) as bar:
 

@@ -224,7 +224,7 @@ def _take_missing_steps(
     if begun is None or begun.step < steps:
         runs.delete_scores(job.folder)
     write_description(job)
-    say(f"{name}: {job.model.parameter_count:,} parameters, {steps} steps of {tokens:,} tokens")
+    say(f"{name}: {job.model.parameter_count:,} parameters, {count(steps, 'step')} of {tokens:,} tokens")
     if begun is not None and begun.step < steps:
         say(f"{name}: continues from step {begun.step}")
     begun_at = 0 if begun is None else begun.step

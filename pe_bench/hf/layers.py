@@ -15,6 +15,7 @@ from pe_bench.hf.opened import open_hf_model, rotations_of, train_length_of
 from pe_bench.hf.rotary import RotaryCall
 from pe_bench.hf.source import load_config, read_source
 from pe_bench.render.grid import Cell, Column, Grid
+from pe_bench.system.cost import count
 
 LAYER_COLUMNS = [
     Column(name, is_left=name in ("layers", "rotation", "sees"))
@@ -52,7 +53,7 @@ def layer_table(text: str) -> Grid:
         notes.insert(0, f"it has a table of {opened.model.max_positions:,} positions")
     if opened.unused_scaling:
         notes.append(f"its config.json names the scaling {opened.unused_scaling}, and no layer turns so")
-    title = f"{source.name}: {opened.architecture}, {opened.size.n_layers} layers"
+    title = f"{source.name}: {opened.architecture}, {count(opened.size.n_layers, 'layer')}"
     trained = f"training length {length:,}, by {length_from}"
     rows: list[list[Cell]] = []
     for facts, alike in layers_by_texts.items():

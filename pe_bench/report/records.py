@@ -10,6 +10,7 @@ from pe_bench.config.schema import LOSES_TEXT
 from pe_bench.report.statistics import MARGIN, Interval
 from pe_bench.runs.find import HF_PREFIX, TRIGRAM, is_hf_name
 from pe_bench.runs.rows import ALL, HALF, PROBE, TASK, Row
+from pe_bench.system.cost import count
 
 # The space before an option of a label, whose values may hold spaces.
 BEFORE_AN_OPTION = re.compile(r"\s+(?=[\w.]+=)")
@@ -350,7 +351,7 @@ class TableKey:
         if self.protocol == TASK:
             data = [f"task {self.data}"]
         if self.steps:
-            trained += f", {self.steps:,} steps"
+            trained += f", {count(self.steps, 'step')}"
         if self.training:
             trained += f" with {self.training}"
         parts = [self.model_text, *data, trained, self._seeds_text(seed_counts)]

@@ -19,7 +19,7 @@ from pe_bench.scoring.needles import REPLACED
 from pe_bench.scoring.protocols import Plan, scores_of
 from pe_bench.scoring.scorer import Scored, Scorer, ScoreWatcher
 from pe_bench.scoring.slices import write_slices_and_means
-from pe_bench.system.cost import Pace, expect
+from pe_bench.system.cost import Pace, count, expect
 from pe_bench.system.machine import cores_of, device_name, git_commit, utc_now
 from pe_bench.system.terminal import Bars, say
 from pe_bench.system.version import own_version
@@ -154,7 +154,7 @@ def evaluate(
     if missing:
         windows = sum(len(plan.windows) for plan in missing.values())
         longest = max(plan.length for plan in missing.values())
-        size = f"{windows:,} windows of up to {longest:,} tokens"
+        size = f"{count(windows, 'window')} of up to {longest:,} tokens"
         say(f"{job.folder.name}: scoring {size}")
         watch = _with_cost(job, [*missing.values()], watch, later)
     scorer = Scorer(job.model, job.data.validation, job.config.eval, watch)

@@ -77,3 +77,11 @@ def test_lengths_are_an_option_of_train_and_a_comment_that_zsh_passes_on_is_left
     outcome = command("train", "--cfg", "job", "--lengths", "64,256", "#", "is", "it", "better")
     assert outcome.code == 0, outcome.err
     assert yaml.safe_load(outcome.out)["eval"]["lengths"] == [64, 256]
+
+
+def test_a_single_step_is_no_plural(train: Command) -> None:
+    one = ("train.steps=1", "train.warmup_steps=0", "train.checkpoint_every=1")
+    outcome = train("encoding=rope", *one)
+    assert outcome.code == 0, outcome.err
+    assert "parameters, 1 step of 64 tokens" in outcome.err
+    assert "trained at 16 tokens, 1 step · 1 seed" in outcome.out
