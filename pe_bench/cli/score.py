@@ -11,7 +11,7 @@ from pe_bench.cli.options import command
 from pe_bench.errors import RunError, require
 from pe_bench.runs.typed import results_option
 from pe_bench.system.terminal import say
-from pe_bench.values import parse_lengths
+from pe_bench.values import parse_lengths, unknown
 
 if TYPE_CHECKING:
     from pe_bench.commands.evaluate import Evaluation, Run
@@ -51,7 +51,7 @@ def evaluate(
     options["per_position"] = options["per_position"] or None
     from pe_bench.commands.evaluate import Evaluation
 
-    scored, failures = _score_named(Evaluation, runs, where, everything, options)
+    scored, failures = _score_named(Evaluation, runs, where, everything, options, baseline)
     # A run that lies elsewhere has no folder of results to be compared in.
     is_one = len(scored) == 1 and baseline is None
     alone = [run for run in scored if is_one or run.path.parent.name != "runs"]
@@ -124,16 +124,18 @@ def _score_named(
     where: Sequence[str],
     everything: bool,
     options: dict[str, Any],
+    baseline: str | None = None,
 ) -> tuple[list["Run"], list[str]]:
     """Score the named Hugging Face models or runs, runs that meet conditions, or all runs.
 
-    By default the newest run is scored.
+    By default the newest run is scored. Raises `UserError` for a `baseline` that none of them can be, before
+    anything is scored.
 
     Returns the scored runs, and a message for each failure. kind: the class of the request that is made of
     the options.
     """
     from pe_bench.commands.evaluate import score, score_each
-    from pe_bench.runs.find import is_hf_name, parse_condition, runs_to_score
+    from pe_bench.runs.find import address_of, is_hf_name, parse_condition, runs_to_score
 
     options["lengths"] = parse_lengths(",".join(options["lengths"])) if options["lengths"] else None
     hf_models = [name for name in dict.fromkeys(names) if is_hf_name(name)]
@@ -142,6 +144,8 @@ def _score_named(
         paths = runs_to_score(names, conditions, options["results_dir"], everything=everything)
         if not (names or where or everything):
             say(f"the newest finished run: {paths[0]}")
+        if baseline is not None:
+            _require_baseline(baseline, paths)
         return score_each(paths, kind.read(**options))
     require(not where and not everything, "--where and --all choose runs: leave them out with hf:NAME")
     from pe_bench.hf.load import with_one_length
@@ -154,8 +158,30 @@ def _score_named(
         requests = [kind.read(**{**options, "task": task}) for task in options["task"].split(",")]
     else:
         requests = [kind.read(**options)]
+    if baseline is not None and is_hf_name(baseline):
+        is_named = address_of(baseline) in map(address_of, hf_models)
+        require(is_named, unknown(baseline, "--baseline", hf_models))
     runs = [score(name, request) for name, request in product(hf_models, requests)]
     return runs, [run.failure for run in runs if run.failure]
+
+
+def _require_baseline(baseline: str, paths: Sequence[Path]) -> None:
+    """Raise `UserError` unless a line of these runs, or of an anchor, may have the name `baseline`."""
+    from pe_bench.runs.find import ANCHOR_NAMES, is_hf_name, scores_hf_model
+    from pe_bench.runs.folder import RunFolder, read_result
+
+    if is_hf_name(baseline):
+        is_known = any(scores_hf_model(RunFolder(path), baseline) for path in paths)
+        require(
+            is_known,
+            f"--baseline {baseline}: none of the runs to score is of this model: name another baseline",
+        )
+        return
+    encodings = {str((read_result(path) or {}).get("encoding")) for path in paths}
+    # A label begins with the encoding of the training: `rope base=500.0 -> yarn factor=2.0`.
+    has_beginning = any(f"{baseline} ".startswith(f"{encoding} ") for encoding in encodings)
+    known = {*ANCHOR_NAMES, *(encoding.partition(" ")[0] for encoding in encodings)}
+    require(baseline in known or has_beginning, unknown(baseline, "--baseline", encodings))
 
 
 def _raise_failures(failures: Sequence[str]) -> None:

@@ -61,6 +61,12 @@ def is_hf_name(name: object) -> bool:
     return isinstance(name, str) and name.startswith(HF_PREFIX)
 
 
+def address_of(name: str) -> str:
+    """Return the folder or file that the hf: name of a model means, or its repository without a revision."""
+    path = Path(os.path.expanduser(name.removeprefix(HF_PREFIX)))
+    return str(path.resolve()) if path.exists() else name.partition("@")[0]
+
+
 def scores_hf_model(run: RunFolder, name: str) -> bool:
     """Return whether a run scored the Hugging Face model of a name: hf:FOLDER or hf:OWNER/NAME[@REVISION]."""
     config = run.flat_config

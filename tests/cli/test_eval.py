@@ -119,3 +119,22 @@ def test_a_run_that_nobody_named_is_said_and_one_that_is_not_finished_says_how_i
     assert outcome.code == 2
     assert f"{run} is not finished: repeat the command that trained it, and it continues" in outcome.line
     assert runs_with(folder, 64) == []
+
+
+@pytest.mark.parametrize(
+    ("baseline", "message"),
+    [
+        ("ropee", "unknown --baseline 'ropee': did you mean 'rope'?"),
+        ("nope", "unknown --baseline 'nope': did you mean 'rope'?"),
+        ("hf:model", "--baseline hf:model: none of the runs to score is of this model"),
+    ],
+)
+def test_a_baseline_that_no_line_can_have_is_refused_before_anything_is_scored(
+    evaluate: Command, folder: Path, baseline: str, message: str
+) -> None:
+    outcome = evaluate("rope", "--lengths", "48", "--baseline", baseline)
+    assert outcome.code == 2 and message in outcome.line
+    assert runs_with(folder, 48) == []
+    for known in ("rope", "rope -> yarn factor=auto", "(trigram)"):
+        outcome = evaluate("rope", "--lengths", "48", "--with", "yarn", "--baseline", known)
+        assert outcome.code == 0, outcome.err

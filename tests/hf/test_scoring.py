@@ -123,6 +123,11 @@ def test_hf_models_side_by_side_are_lines_of_a_table_for_each_tokenizer(
     write_hf_model(tmp_path / "tuned", "llama", 1, max_position_embeddings=64)
     both = tuple(f"hf:{tmp_path / name}" for name in ("llama", "tuned"))
     baseline = ("--baseline", both[0])
+    mistyped = call("eval", "llama", both[1], "--lengths", "48", "--baseline", f"{both[0]}x")
+    assert (
+        mistyped.code == 2 and f"unknown --baseline '{both[0]}x': did you mean '{both[0]}'" in mistyped.line
+    )
+    assert not (tmp_path / "results").exists(), "nothing is scored"
     done = call("eval", "llama", both[1], "--lengths", "48", *baseline, "--json")
     assert done.code == 0, done.err
     assert f"--reference {TRAIN_LENGTH}: all are measured from the shortest" in done.err
