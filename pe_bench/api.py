@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+DEFAULT_RESULTS = "results"  # the default of `results_dir`
+
 if TYPE_CHECKING:
     import pandas
 
@@ -308,7 +310,7 @@ def extend(
         lengths=chosen,
         targets=target_count,
         overrides=listed(overrides),
-        results=_results_folder(results_dir),
+        results=_results_of(runs, results_dir),
     )
 
 
@@ -349,7 +351,7 @@ def results(
     results are damaged.
     """
     options = dict(locals())
-    _results_folder(results_dir)
+    options["results_dir"] = _results_of(runs, results_dir)
     from pe_bench.report.build import read_report
     from pe_bench.values import check_texts, check_type, listed
 
@@ -442,6 +444,22 @@ def _names_of_runs(argument: str, runs: Any) -> list[str]:
     names = [getattr(run, "path", run) for run in listed(getattr(runs, "path", runs))]
     check_texts(argument, *names)
     return [*map(str, names)]
+
+
+def _results_of(runs: Any, results_dir: Any) -> Path:
+    """Return the folder of results as a path: without a given one, that of a `Run`, or of a list of these.
+
+    Raises `UserError` for a value of another type.
+    """
+    from pe_bench.values import listed
+
+    folder = _results_folder(results_dir)
+    if folder != Path(DEFAULT_RESULTS):
+        return folder
+    made = [runs] if hasattr(runs, "shown_path") else listed(runs)
+    paths = [run.shown_path for run in made if hasattr(run, "shown_path")]
+    folders = {path.parent.parent for path in paths if path.parent.name == "runs"}
+    return folders.pop() if len(folders) == 1 else folder
 
 
 def _without_arguments(arguments: dict[str, Any], *names: str) -> dict[str, Any]:

@@ -192,6 +192,19 @@ def test_a_run_is_found_from_another_working_folder_and_shown_as_before(
     assert repr(run) == repr(pe_bench.evaluate(run, 48)) == f"Run('results/runs/{run.name}')"
 
 
+def test_results_and_stretching_find_the_folder_of_a_run_from_another_working_folder(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = pe_bench.train(*tiny_overrides(folder), "results_dir=results", encoding="rope")
+    before = pe_bench.results(runs=run)
+    (folder / "work" / "sub").mkdir()
+    monkeypatch.chdir("sub")
+    assert pe_bench.results(runs=run).equals(before) and pe_bench.results(runs=[run]).equals(before)
+    family = pe_bench.extend(run, "2x", "yarn")
+    assert [path.resolve() for path in family.runs] == [run.path]
+    assert not [*(folder / "work" / "sub").iterdir()]
+
+
 def test_a_run_is_probed_as_the_command_does(made: Any, folder: Path, command: Command) -> None:
     probed = pe_bench.probe(made, 128, "rope_pi factor=8", depths=np.int64(2), windows=6)
     assert probed.path == made.path
