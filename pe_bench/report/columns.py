@@ -67,6 +67,14 @@ INTEGER_COLUMNS = (
     "stops_by",
     "breaks_at",
 )  # plain pandas would write 32.0
+# Columns of numbers that may be None in all rows, for which plain pandas would make a column of objects.
+FLOAT_COLUMNS = (
+    *("accuracy", "exact", "exact_low", "exact_high", "chance", "bits_per_byte", "perplexity"),
+    *("change", "change_low", "change_high", "change_of_models_low", "change_of_models_high"),
+    *("seed_low", "seed_high", "swap_gain", "swap_gain_low", "swap_gain_high"),
+    *("window_gain", "window_gain_low", "window_gain_high"),
+    *("difference", "difference_low", "difference_high", "tokens_per_second", "peak_memory_mb"),
+)
 
 
 def short_grid(
@@ -454,7 +462,7 @@ def to_frame(tables: Sequence[Table]) -> "pandas.DataFrame":
     import pandas
 
     frame = pandas.DataFrame(_frame_rows(tables), columns=list(FRAME_COLUMNS))
-    return frame.astype(dict.fromkeys(INTEGER_COLUMNS, "Int64"))
+    return frame.astype(dict.fromkeys(INTEGER_COLUMNS, "Int64") | dict.fromkeys(FLOAT_COLUMNS, "float64"))
 
 
 def _frame_rows(tables: Sequence[Table]) -> list[dict[str, Any]]:
