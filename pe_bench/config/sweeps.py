@@ -202,6 +202,12 @@ def read_sweep(overrides: Sequence[str], search: Sequence[Path]) -> HydraSweep:
     with explain_hydra_errors(overrides, search):
         parsed = OverridesParser.create().parse_overrides(list(overrides))
         swept = [override for override in parsed if override.is_sweep_override()]
+        sweepers = ("hydra/sweeper", "hydra.sweeper")  # other sweepers draw values from an interval
+        has_own_sweeper = any(override.key_or_group.startswith(sweepers) for override in parsed)
+        for override in swept:
+            message = f"{override.input_line} has no list of values to train: name them with commas, as in "
+            example = f"{override.get_key_element()}=VALUE,VALUE"
+            require(override.is_discrete_sweep() or has_own_sweeper, message + example)
         values = [
             _overrides_with_one_value(override, search) for override in swept if override.is_discrete_sweep()
         ]
