@@ -209,6 +209,10 @@ def _checked_values(
     message = f"{names}: extend takes runs that were trained on text, not tasks or Hugging Face models"
     require(config.hf_model is None and config.task is None, message)
     folders = [*map(RunFolder, runs)]
+    for folder in folders:
+        name = folder.path.name
+        message = f"{folder.path / 'eval.csv'} has no scores, by which extend compares runs"
+        require(bool(folder.rows), f"{message}: make them with `pe-bench eval {name}`")
     differing = []
     for key in folders[0].flat_config:
         values = {str(folder.flat_config.get(key)) for folder in folders}

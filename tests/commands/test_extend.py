@@ -311,6 +311,19 @@ def test_the_command_for_details_names_the_runs_or_their_encodings_where_there_a
     assert many == f"{ending.removeprefix('details: ')} rope --details"
 
 
+def test_a_run_that_lost_its_scores_is_named_with_a_way_out(
+    begin: Command, command: Command, folder: Path
+) -> None:
+    assert begin("encoding=rope").code == 0
+    [run] = (folder / "results" / "runs").iterdir()
+    (run / "eval.csv").unlink()
+    outcome = extended(command, folder, "--to", "2x", "--with", "yarn")
+    assert outcome.code == 2
+    assert (
+        f"{run / 'eval.csv'} has no scores" in outcome.line and f"`pe-bench eval {run.name}`" in outcome.line
+    )
+
+
 def test_lengths_up_to_twice_the_longer_one_are_scored_or_those_that_are_chosen(
     begin: Command, folder: Path
 ) -> None:
