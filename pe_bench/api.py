@@ -40,6 +40,7 @@ def train(*overrides: str, config_dir: str | Path | Sequence[str | Path] | None 
     from pe_bench.config.compose import compose_config
     from pe_bench.config.overrides import overrides_of, parse_override
     from pe_bench.config.parse import warn_unused
+    from pe_bench.errors import require
     from pe_bench.runs.typed import called_with
     from pe_bench.system.signals import interruptible
     from pe_bench.values import check_texts, listed
@@ -49,9 +50,12 @@ def train(*overrides: str, config_dir: str | Path | Sequence[str | Path] | None 
     search = [*map(Path, listed(config_dir))]
     for key, value in keys.items():
         texts += overrides_of(key, value, search)
+    given = [parse_override(text).key for text in texts]
+    for key in given:
+        message = f"{key} is for the jobs of a sweep, which pe-bench train -m starts: leave it out here"
+        require(not key.startswith(("hydra.", "hydra/")), message)
     with interruptible(), called_with(texts):
         config = compose_config(texts, search)
-        given = [parse_override(text).key for text in texts]
         warn_unused([config], given)
         from pe_bench.commands.evaluate import Run
         from pe_bench.commands.train import train

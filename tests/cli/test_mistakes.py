@@ -39,6 +39,8 @@ train encoding=nope modifier=[sink] encoding.learned=false -> 'encoding.modifier
 train --dry-run seed=1 -> No such option: --dry-run; keys are KEY=VALUE: `pe-bench list keys`
 train -m seed=0,1 --cfg=job -> say --cfg job, without -m and --plan: it prints
 train --cfg job --plan plan -> say --cfg job, without -m and --plan: it prints
+train hydra/launcher=joblib -> hydra/launcher is for the jobs of a sweep, which pe-bench train -m starts
+train hydra.run.dir=x seed=1 -> hydra.run.dir is for the jobs of a sweep, which pe-bench train -m starts
 train -m 'train.lr=interval(0.001,0.01)' -> has no list of values to train: name them with commas, as in
 train -m 'encoding=glob(z*)' -> encoding=glob(z*) gives no values: name at least one
 train -m seed=0,1 hydra/launcher=joblib hydra.launcher.n_job=2 -> Could not override 'hydra.launcher.n_job'
