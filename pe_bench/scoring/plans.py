@@ -74,7 +74,10 @@ def make_plans(config: Config, evaluation: EvalConfig, data: Data) -> list[Plan]
 
 
 def shortages(evaluation: EvalConfig, plans: Sequence[Plan]) -> list[str]:
-    """Return a sentence for each set of target blocks that is smaller than `eval.targets`."""
+    """Return a sentence for each set of target blocks that is smaller than `eval.targets`.
+
+    One more names the windows that are shorter than `eval.stride`, which advance by less.
+    """
     sets = {plan.blocks.hash: plan.blocks for plan in plans if plan.blocks is not None}
     lines = []
     for blocks in sets.values():
@@ -84,6 +87,11 @@ def shortages(evaluation: EvalConfig, plans: Sequence[Plan]) -> list[str]:
             reach = f"{documents} reach the {needed} tokens of a target block and its context"
             room = f"with room for {len(blocks)} of eval.targets={evaluation.targets} target blocks"
             lines.append(f"too few documents: {reach}, {room}; those are scored")
+    shorter = {plan.length for plan in plans if plan.stride and plan.stride < (evaluation.stride or 0)}
+    if shorter:
+        lengths = ", ".join(f"{length:,}" for length in sorted(shorter))
+        message = f"eval.stride={evaluation.stride} is longer than windows of {lengths} tokens"
+        lines.append(f"{message}, which follow each other without overlap: choose a smaller stride")
     return lines
 
 

@@ -213,6 +213,14 @@ def test_a_length_that_fails_says_so_and_is_tried_again(tmp_path: Path, error: E
     assert {columns for _, columns in shapes} >= {12, 24} and read_rows(trained.folder / "eval.csv") == again
 
 
+def test_a_stride_that_is_longer_than_windows_is_reported_with_their_lengths(trained: Job) -> None:
+    for stride, lengths in ((9, "8 tokens"), (8, "")):
+        evaluation = replace(EVAL, protocol="sliding", stride=stride, lengths=[8, 16], tokens=32)
+        lines = shortages(evaluation, make_plans(trained.config, evaluation, trained.data))
+        said = f"eval.stride={stride} is longer than windows of {lengths}"
+        assert [line.startswith(said) for line in lines] == [True] * bool(lengths), lines
+
+
 def test_too_few_documents_for_all_targets_are_reported_with_their_number(trained: Job) -> None:
     # Three of the documents of 60, 20, 45 and 31 tokens reach 31, with room for 8 + 4 + 1 blocks of four.
     evaluation = replace(EVAL, max_length=29, targets=20)
