@@ -241,6 +241,16 @@ def defaults_of(encoding_class: type) -> dict[str, Any]:
     return defaults
 
 
+def collected_name(encoding_class: type) -> str:
+    """Return the name of the parameter that collects further options, such as `options`; empty without it."""
+    import inspect
+
+    for name, parameter in inspect.signature(encoding_class).parameters.items():
+        if parameter.kind is parameter.VAR_KEYWORD:
+            return name
+    return ""
+
+
 def _check_option(option: Option, specification: str) -> None:
     """Raise `UserError` for an option with a reserved name, or with a default that YAML cannot store."""
     where = f"{specification.rpartition(':')[2]}.__init__"

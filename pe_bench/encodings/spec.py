@@ -18,7 +18,14 @@ from pe_bench.encodings.load import (
     check_listing_methods,
     find_code,
 )
-from pe_bench.encodings.signatures import MISSING, NOT_OPTIONS, SIZES, argument_of, options_of
+from pe_bench.encodings.signatures import (
+    MISSING,
+    NOT_OPTIONS,
+    SIZES,
+    argument_of,
+    collected_name,
+    options_of,
+)
 from pe_bench.encodings.source import digest, named_files
 from pe_bench.errors import UserError, first_line, require
 from pe_bench.values import check_type, shown, unknown
@@ -134,7 +141,14 @@ class PartSpec:
         arguments = {argument_of(option): value for option, value in values.items()}
         is_layer_encoding = issubclass(encoding, LayerEncoding)
         count = n_layers if is_layer_encoding and encoding.per_layer else 1
-        built_parts: Any = [encoding(**arguments) for _ in range(count)]
+        try:
+            built_parts: Any = [encoding(**arguments) for _ in range(count)]
+        except TypeError as error:
+            unread = collected_name(encoding)
+            if not unread or "missing" not in str(error):
+                raise
+            message = f"{encoding.__name__}.__init__ takes **{unread}, whose names pe-bench cannot read"
+            raise UserError(f"{message}: write out those of the parent class ({error})") from error
         for part in built_parts:
             name = encoding.__name__
             message = f"{name}(...) is a {type(part).__name__} and no {name}"

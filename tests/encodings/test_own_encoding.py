@@ -382,3 +382,17 @@ def test_a_class_may_look_at_its_parameters_on_their_way(train_own, own):
     looks = "def parameters(self, recurse=True):\n        return super().parameters(recurse)\n"
     own.write_text(f"{ROOT_BIAS}\n    {looks}")
     assert train_own().code == 0
+
+
+def test_a_class_that_collects_the_options_of_its_parent_is_told_to_write_them_out(command, folder):
+    file = folder / "work" / "collecting.py"
+    text = "from pe_bench.encodings.bias.alibi import ALiBi\n\n\nclass Collecting(ALiBi):\n"
+    init = "    def __init__(self, {}):\n        super().__init__({})\n"
+    file.write_text(text + init.format("scale=1.0, **options", "**options"))
+    outcome = command("show", "collecting.py:Collecting")
+    told = (
+        "Collecting.__init__ takes **options, whose names pe-bench cannot read: write out those of the parent"
+    )
+    assert outcome.code == 2 and told in outcome.line and "'n_heads'" in outcome.line
+    file.write_text(text + init.format("scale=1.0, **options", "4, **options"))
+    assert command("show", "collecting.py:Collecting").code == 0, "the parent needs no more"
