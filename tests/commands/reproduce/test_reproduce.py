@@ -20,6 +20,7 @@ from pe_bench.commands.reproduce.runs import StudyRuns
 from pe_bench.commands.reproduce.study import FinishedStep, read_study, study_names
 from pe_bench.config.compose import compose_config
 from pe_bench.config.groups import config_dir
+from pe_bench.data.tasks import build_task
 from pe_bench.errors import UserError
 from pe_bench.runs.folder import read_config
 from pe_bench.runs.job import identity, run_name
@@ -183,6 +184,18 @@ def test_the_shipped_studies_share_the_runs_of_a_plain_train() -> None:
         encoding = f"encoding={study.sweeps[0].encodings[0]}"
         plain = [encoding, *([] if name in more else ["train.tokens=2048000"])]
         assert named([*study.shared_overrides(study.sweeps[0]), encoding]) == named(plain)
+
+
+def test_the_tasks_of_a_shipped_study_have_examples_of_each_length_that_it_scores() -> None:
+    for name in study_names():
+        study = read_study(name)
+        for sweep in study.sweeps:
+            if sweep.task:
+                shared = study.shared_overrides(sweep)
+                config = compose_config([*shared, f"encoding={sweep.encodings[0]}"])
+                assert config.task is not None and config.eval.lengths
+                for length in config.eval.lengths:
+                    build_task(config.task).size_at(length)
 
 
 def test_a_mistake_in_a_study_names_its_file(configs: Path) -> None:
