@@ -51,7 +51,6 @@ from pe_bench.runs.rows import (
     level_of,
 )
 from pe_bench.runs.scores import perplexity_of
-from pe_bench.system.cost import count
 from pe_bench.values import unknown
 
 
@@ -112,7 +111,8 @@ def anchor_lines(table_rows: TableRows, name: str) -> list[Line]:
     differ_in_steps = len({row.steps for row in rows}) > 1
 
     def steps_text(row: Row) -> str:
-        return f"of {count(row.steps, 'step')}" if differ_in_steps else ""
+        # A name to type as --baseline, and so without a separator.
+        return f"of {row.steps} step{'s' if row.steps != 1 else ''}" if differ_in_steps else ""
 
     return make_lines(rows, replace(table_rows, rows=rows, unsliced=rows), steps_text, is_anchor=True)
 
