@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-DEFAULT_RESULTS = "results"  # the default of `results_dir`
-
 if TYPE_CHECKING:
     import pandas
 
@@ -288,6 +286,7 @@ def extend(
         read_count,
     )
 
+    runs = _list_of_runs(runs)
     names = _names_of_runs("a run", runs)
     check_texts("with_", *listed(with_))
     count = plain_value(tokens)
@@ -355,6 +354,7 @@ def results(
     results are damaged.
     """
     options = dict(locals())
+    runs = _list_of_runs(runs)
     options["results_dir"] = _results_of(runs, results_dir)
     from pe_bench.report.build import read_report
     from pe_bench.values import check_texts, check_type, listed
@@ -450,18 +450,25 @@ def _names_of_runs(argument: str, runs: Any) -> list[str]:
     return [*map(str, names)]
 
 
-def _results_of(runs: Any, results_dir: Any) -> Path:
-    """Return the folder of results as a path: without a given one, that of a `Run`, or of a list of these.
-
-    Raises `UserError` for a value of another type.
-    """
+def _list_of_runs(runs: Any) -> list[Any]:
+    """Return runs as a list: one `Run`, name or path, several of these, or None for an empty list."""
     from pe_bench.values import listed
 
+    return [runs] if hasattr(runs, "path") else listed(runs)
+
+
+def _results_of(runs: Sequence[Any], results_dir: Any) -> Path:
+    """Return the folder of results as a path.
+
+    In place of the default, it is the folder in which all given `Run` objects are, if that is one folder.
+    Raises `UserError` for a value of another type.
+    """
+    from pe_bench.runs.typed import DEFAULT_RESULTS_DIR
+
     folder = _results_folder(results_dir)
-    if folder != Path(DEFAULT_RESULTS):
+    if folder != DEFAULT_RESULTS_DIR:
         return folder
-    made = [runs] if hasattr(runs, "shown_path") else listed(runs)
-    paths = [run.shown_path for run in made if hasattr(run, "shown_path")]
+    paths = [run.shown_path for run in runs if hasattr(run, "shown_path")]
     folders = {path.parent.parent for path in paths if path.parent.name == "runs"}
     return folders.pop() if len(folders) == 1 else folder
 

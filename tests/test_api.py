@@ -200,7 +200,8 @@ def test_results_and_stretching_find_the_folder_of_a_run_from_another_working_fo
     before = pe_bench.results(runs=run)
     (folder / "work" / "sub").mkdir()
     monkeypatch.chdir("sub")
-    assert pe_bench.results(runs=run).equals(before) and pe_bench.results(runs=[run]).equals(before)
+    for runs in (run, [run], (each for each in [run])):
+        assert pe_bench.results(runs=runs).equals(before)
     family = pe_bench.extend(run, "2x", "yarn")
     assert [path.resolve() for path in family.runs] == [run.path]
     assert not [*(folder / "work" / "sub").iterdir()]
