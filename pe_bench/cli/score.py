@@ -167,7 +167,7 @@ def _score_named(
 
 def _require_baseline(baseline: str, paths: Sequence[Path]) -> None:
     """Raise `UserError` unless a line of these runs, or of an anchor, may have the name `baseline`."""
-    from pe_bench.runs.find import ANCHOR_NAMES, is_hf_name, scores_hf_model
+    from pe_bench.runs.find import COPYING, TRIGRAM, is_hf_name, scores_hf_model
     from pe_bench.runs.folder import RunFolder, read_result
 
     if is_hf_name(baseline):
@@ -177,10 +177,13 @@ def _require_baseline(baseline: str, paths: Sequence[Path]) -> None:
             f"--baseline {baseline}: none of the runs to score is of this model: name another baseline",
         )
         return
-    encodings = {str((read_result(path) or {}).get("encoding")) for path in paths}
+    try:
+        encodings = {str((read_result(path) or {}).get("encoding")) for path in paths}
+    except RunError:  # the other runs are scored, and the table says which run is left out
+        return
     # A label begins with the encoding of the training: `rope base=500.0 -> yarn factor=2.0`.
     has_beginning = any(f"{baseline} ".startswith(f"{encoding} ") for encoding in encodings)
-    known = {*ANCHOR_NAMES, *(encoding.partition(" ")[0] for encoding in encodings)}
+    known = {TRIGRAM, COPYING, *(encoding.partition(" ")[0] for encoding in encodings)}
     require(baseline in known or has_beginning, unknown(baseline, "--baseline", encodings))
 
 
