@@ -99,11 +99,16 @@ def _print_part(part: RunsWithTables) -> None:
         say(f"all rows: {folder.parent / 'results.csv'}   compare: pe-bench report{option}")
 
 
-def details_command(runs: Sequence[Path], results_dir: Path, *, max_runs: int = 1) -> str:
-    """Return the command that shows the details of runs; it names up to `max_runs` runs, else encodings."""
+def details_command(
+    runs: Sequence[Path], results_dir: Path, *, max_runs: int = 1, otherwise: Sequence[str] = ()
+) -> str:
+    """Return the command that shows the details of runs; it names up to `max_runs` runs, else encodings.
+
+    otherwise: the arguments in place of more than `MAX_NAMES` encodings.
+    """
     names = sorted({encoding_in(run.name) for run in runs})
     if len(runs) <= max_runs:
         names = [run.name for run in runs]
     elif len(names) > MAX_NAMES:
-        names = []
+        names = [*otherwise]
     return f"pe-bench report{results_option(results_dir)} {shlex.join([*names, '--details'])}"

@@ -144,7 +144,8 @@ def extend(runs: Sequence[str] = (), *, plot: Path | None = None, **options: Any
         return
     show(family.tables)
     family.plot(picture)
-    say(f"wrote {picture}   details: {details_command(family.runs, results_dir, max_runs=MAX_NAMES)}")
+    details = details_command(family.runs, results_dir, max_runs=MAX_NAMES, otherwise=["--all"])
+    say(f"wrote {picture}   details: {details}")
 
 
 @command("try", api.try_change)

@@ -33,6 +33,7 @@ from pe_bench.report.records import Table
 from pe_bench.runs.find import Condition, find_runs, is_hf_name, without_tries
 from pe_bench.runs.folder import RunFolder, locked, read_config
 from pe_bench.runs.rows import Row
+from pe_bench.runs.typed import suggested_eval_command
 from pe_bench.runs.untrusted import read_json
 from pe_bench.scoring.other_encodings import Requested, find_others, read_with
 from pe_bench.scoring.stages import (
@@ -210,9 +211,8 @@ def _checked_values(
     require(config.hf_model is None and config.task is None, message)
     folders = [*map(RunFolder, runs)]
     for folder in folders:
-        name = folder.path.name
-        message = f"{folder.path / 'eval.csv'} has no scores, by which extend compares runs"
-        require(bool(folder.rows), f"{message}: make them with `pe-bench eval {name}`")
+        message = f"{folder.path / 'eval.csv'} has no readable scores, by which extend compares runs"
+        require(bool(folder.rows), f"{message}: make them with {suggested_eval_command(folder.path)}")
     differing = []
     for key in folders[0].flat_config:
         values = {str(folder.flat_config.get(key)) for folder in folders}

@@ -309,6 +309,9 @@ def test_the_command_for_details_names_the_runs_or_their_encodings_where_there_a
     assert outcome.err.rstrip().endswith(f"{ending} {runs[0].name} {runs[1].name} --details")
     many = details_command([Path(f"rope-s{seed}-0a") for seed in range(9)], folder / "results", max_runs=4)
     assert many == f"{ending.removeprefix('details: ')} rope --details"
+    encodings = [Path(f"{name}-s0-0a") for name in ("rope", "alibi", "t5", "nope", "fox")]
+    many = details_command(encodings, folder / "results", max_runs=4, otherwise=["--all"])
+    assert many == f"{ending.removeprefix('details: ')} --all --details"
 
 
 def test_a_run_that_lost_its_scores_is_named_with_a_way_out(
@@ -319,9 +322,8 @@ def test_a_run_that_lost_its_scores_is_named_with_a_way_out(
     (run / "eval.csv").unlink()
     outcome = extended(command, folder, "--to", "2x", "--with", "yarn")
     assert outcome.code == 2
-    assert (
-        f"{run / 'eval.csv'} has no scores" in outcome.line and f"`pe-bench eval {run.name}`" in outcome.line
-    )
+    assert f"{run / 'eval.csv'} has no readable scores" in outcome.line
+    assert f"`pe-bench eval {run.name} --results-dir {folder / 'results'}`" in outcome.line
 
 
 def test_lengths_up_to_twice_the_longer_one_are_scored_or_those_that_are_chosen(
