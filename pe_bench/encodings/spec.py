@@ -1,5 +1,6 @@
 """The encoding of a configuration: its label, its identity, its options and its construction."""
 
+import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,6 +30,9 @@ from pe_bench.encodings.signatures import (
 from pe_bench.encodings.source import digest, named_files
 from pe_bench.errors import UserError, first_line, require
 from pe_bench.values import check_type, shown, unknown
+
+# Python's message for a call of a class that lacks arguments.
+MISSING_ARGUMENT = re.compile(r"(?:\w+\.)*(\w+)\.__init__\(\) missing ")
 
 
 @dataclass(frozen=True)
@@ -145,7 +149,9 @@ class PartSpec:
             built_parts: Any = [encoding(**arguments) for _ in range(count)]
         except TypeError as error:
             unread = collected_name(encoding)
-            if not unread or "missing" not in str(error):
+            found = MISSING_ARGUMENT.match(str(error))
+            is_of_parent = found is not None and found[1] in {each.__name__ for each in encoding.__mro__}
+            if not unread or not is_of_parent:
                 raise
             message = f"{encoding.__name__}.__init__ takes **{unread}, whose names pe-bench cannot read"
             raise UserError(f"{message}: write out those of the parent class ({error})") from error

@@ -396,3 +396,8 @@ def test_a_class_that_collects_the_options_of_its_parent_is_told_to_write_them_o
     assert outcome.code == 2 and told in outcome.line and "'n_heads'" in outcome.line
     file.write_text(text + init.format("scale=1.0, **options", "4, **options"))
     assert command("show", "collecting.py:Collecting").code == 0, "the parent needs no more"
+    mistake = "        (lambda width: width)()\n"
+    file.write_text(text + init.format("scale=1.0, **options", "4, **options") + mistake)
+    outcome = command("show", "collecting.py:Collecting")
+    assert outcome.code and "missing 1 required positional argument: 'width'" in outcome.line
+    assert "takes **options" not in outcome.line, "a mistake of one's own"
