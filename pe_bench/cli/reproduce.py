@@ -149,11 +149,11 @@ def _make_and_report(runs: "StudyRuns", write_table: bool) -> None:
     explained: list[RestoredShares] = []
     if runs.study.explains:
         from pe_bench.commands.reproduce.explained import explain_step, shares_of
-        from pe_bench.runs.folder import encoding_in
         from pe_bench.runs.rows import grouped
 
         for step in steps:
-            for names in grouped(step.encodings, encoding_in).values():  # no runs of a further scoring
+            # A further scoring has no encodings, so that no run is explained twice.
+            for names in grouped(step.encodings, step.encodings.__getitem__).values():
                 found = explain_step(runs, replace(step, runs=tuple(names)))
                 write_out(str(found))
                 explained.append(shares_of(Series(found.label, step.sweep), found.losses, found.effects))

@@ -333,7 +333,7 @@ class Measurements:
         theirs = self._by_seed_and_targets(self.changes(than, length, claim.protocol))
         shared = sorted(ours.keys() & theirs.keys())
         chosen = largest_set([ours[key][0] for key in shared])
-        keys = [key for key in shared if chosen in key]
+        keys = [key for key in shared if key[1] == chosen]
         if not keys:
             return Number(missing=NOT_SCORED)
         first = [ours[key] for key in keys]

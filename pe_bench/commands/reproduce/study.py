@@ -274,6 +274,11 @@ def _check_study(study: Study) -> None:
         names_of_sweeps += scoring.of
     for name in names_of_sweeps:
         require(name in earlier, unknown(name, "sweep", earlier))
+    for scoring in study.scorings:
+        sweeps = [sweep for sweep in study.sweeps if not scoring.of or sweep.name in scoring.of]
+        trained = list(chain.from_iterable(sweep.encodings for sweep in sweeps))
+        for name in scoring.encodings:
+            require(name in trained, unknown(name, "encoding of a scoring", trained))
 
 
 def _check_claims(study: Study, search: Sequence[Path]) -> None:

@@ -205,6 +205,7 @@ def test_a_mistake_in_a_study_names_its_file(configs: Path) -> None:
         ("kind: holds", "kind: hold", "unknown kind of claim 'hold': did you mean 'holds'?"),
         ("after: first", "after: long", "the sweep 'tuned' needs an earlier one, and 'long' is none"),
         ("sweep: tuned", "sweep: tunde", "unknown sweep 'tunde': did you mean 'tuned'?"),
+        ("of: [first]", "encodings: [roep]", "unknown encoding of a scoring 'roep': did you mean 'rope'?"),
         ("seeds: 1", "sedes: 1", "did you mean 'seeds'?"),
         ("title: A toy", "", "study needs title"),
     ):
