@@ -18,6 +18,7 @@ from pe_bench.commands.job import (
     write_description,
     write_result,
 )
+from pe_bench.config.compose import compose_config
 from pe_bench.config.groups import names_in
 from pe_bench.config.overrides import quote
 from pe_bench.config.schema import Config, ModelConfig
@@ -95,7 +96,7 @@ def prepare(config: Config, planner: Planner = make_plans) -> tuple[Job, list[Pl
         checkpoint.load_weights(trained.path, job.model, is_start=True)
     except UserError as error:
         theirs, ours = _differing_keys(parent.model, job.config.model)
-        if not theirs:
+        if not theirs or "do not fit this model" not in str(error):
             raise
         message = f"the weights of train.from={start.name} do not fit this model, which has {ours}"
         raise UserError(f"{message}: say {theirs}") from error
@@ -107,10 +108,14 @@ def _differing_keys(model: ModelConfig, other: ModelConfig) -> tuple[str, str]:
 
     QK-norm is no difference: a later stage may begin it.
     """
-    if model.name != other.name and model.name in names_in("model"):
-        return f"model={model.name}", f"model={other.name}"
     keys: list[str] = []
     other_keys: list[str] = []
+    if model.name != other.name and model.name in names_in("model"):
+        shipped = compose_config([f"model={model.name}"]).model
+        keys.append(f"model={model.name}")
+        other_keys.append(f"model={other.name}")
+        if replace(shipped, qk_norm=model.qk_norm) == model:
+            return keys[0], other_keys[0]
     for name in ModelConfig.__match_args__:
         value, other_value = getattr(model, name), getattr(other, name)
         if value != other_value and name not in ("name", "qk_norm"):
