@@ -1,6 +1,7 @@
 """The share of a model's loss at longer texts that a change restores, and the sentence on the cause.
 
-With the levels of the same targets by document, in bits per byte (in nats per token if bytes are unknown),
+With the levels of the same targets by cluster (a document or a part of one), in bits per byte (in nats per
+token if bytes are unknown),
 
     lost = level at n - level at the training length
     restored = level at n - level at n with the change

@@ -91,11 +91,10 @@ def _table_of_changes(explanation: Explanation) -> Grid:
     missing_effects: list[MissingNumber] = []
     for (change, place), by_length in effects_by_row.items():
         longer = [effect for length, effect in by_length.items() if length != trained]
-        reasons = [effect.reason for effect in longer if effect.reason]
-        if reasons:
-            missing_effects.append((reasons[0], change, place))
-            if len(reasons) == len(longer):
-                continue
+        reasons = [effect.reason for effect in by_length.values() if effect.reason]
+        missing_effects += [(reason, change, place) for reason in dict.fromkeys(reasons)]
+        if longer and all(effect.reason for effect in longer):
+            continue
         cost = _cost_cell(by_length.get(trained))
         shares = [_share_cell(by_length.get(length)) for length in explanation.lengths]
         rows.append([Cell(change), Cell(place), cost, *shares])
@@ -149,7 +148,7 @@ def _half_width(interval: Interval, form: str, factor: float = 1) -> str:
 def _cost_cell(effect: Effect | None) -> Cell:
     """Return the cell of a change's cost: how much it raises the level at the training length."""
     if effect is None or effect.restored is None:
-        return Cell()
+        return Cell(MISSING if effect and effect.reason else "")
     return Cell(number_text(-effect.restored.mean, "+"))
 
 
