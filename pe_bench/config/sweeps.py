@@ -202,7 +202,7 @@ def read_sweep(overrides: Sequence[str], search: Sequence[Path]) -> HydraSweep:
     with explain_hydra_errors(overrides, search):
         parsed = OverridesParser.create().parse_overrides(list(overrides))
         swept = [override for override in parsed if override.is_sweep_override()]
-        sweepers = ("hydra/sweeper", "hydra.sweeper")  # other sweepers draw values from an interval
+        sweepers = ("hydra/sweeper", "hydra.sweeper._target_")  # other sweepers draw values from an interval
         has_own_sweeper = any(override.key_or_group.startswith(sweepers) for override in parsed)
         for override in swept:
             message = f"{override.input_line} has no list of values to train: name them with commas, as in "
