@@ -200,7 +200,9 @@ def is_tested_by(claim: LedgerClaim, study: Study, sweep: Sweep, own: Study | No
         tasks = {each.task for each in own.sweeps if each.name == claim.sweep}
     if sweep.task not in tasks:
         return False
-    labels = {*study.labels_of(sweep)}
+    # Sweeps of one name are one sweep, whose encodings may have different numbers of seeds.
+    alike = [each for each in study.sweeps if each.name == sweep.name]
+    labels = set(chain.from_iterable(map(study.labels_of, alike)))
     scored = set(product(("paired", TASK), study.times))
     for scoring in study.scorings:
         scored |= {(scoring.protocol, time) for time in scoring.times}

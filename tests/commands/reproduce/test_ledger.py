@@ -109,6 +109,10 @@ def test_a_claim_is_tested_by_the_sweeps_that_train_its_encodings_on_the_same_ki
         (CLAIM, replace(plain, task="copy"), False),
     ):
         assert is_tested_by(claim, budget, sweep, None) is is_tested, (claim, sweep)
+    reading = read_study("reading")
+    of_two_sweeps = replace(CLAIM, kind="order", of="nope", than="rope", at=1)
+    tested = {sweep.name for sweep in reading.sweeps if is_tested_by(of_two_sweeps, reading, sweep, None)}
+    assert tested == {"8M tokens"}, "sweeps of one name are one sweep"
     solved = LedgerClaim("solves", of="nope", at=2, protocol="task", source="x", study="copy", sweep="copy")
     tested = [sweep.name for sweep in copying.sweeps if is_tested_by(solved, copying, sweep, copying)]
     assert tested == ["copy"]
