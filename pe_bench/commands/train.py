@@ -94,9 +94,9 @@ def prepare(config: Config, planner: Planner = make_plans) -> tuple[Job, list[Pl
     trained = checkpoint.require_trained(start, parent.train.total_steps)
     try:
         checkpoint.load_weights(trained.path, job.model, is_start=True)
-    except UserError as error:
+    except checkpoint.MisfitError as error:
         theirs, ours = _differing_keys(parent.model, job.config.model)
-        if not theirs or "do not fit this model" not in str(error):
+        if not theirs:
             raise
         message = f"the weights of train.from={start.name} do not fit this model, which has {ours}"
         raise UserError(f"{message}: say {theirs}") from error

@@ -175,10 +175,15 @@ def _checksum(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def load_weights(checkpoint: Path, model: nn.Module, *, is_start: bool = False) -> None:
-    """Load a checkpoint's weights into a model. Raise `UserError` for a tensor that does not fit the model.
+class MisfitError(UserError):
+    """A tensor of a checkpoint does not fit the model."""
 
-    checkpoint: its folder.
+
+def load_weights(checkpoint: Path, model: nn.Module, *, is_start: bool = False) -> None:
+    """Load a checkpoint's weights into a model.
+
+    Raises `MisfitError` for a tensor that does not fit the model, and `UserError` for an unreadable file or
+    an encoding that loads its weights wrongly. checkpoint: its folder.
 
     is_start: the weights are of the parent run. They may lack parameters of the encoding, and norms of
     queries and keys; parameters of the parent's own encoding are left out.
@@ -191,8 +196,9 @@ def load_weights(checkpoint: Path, model: nn.Module, *, is_start: bool = False) 
         ours = _shape_or_missing(here, name)
         may_begin = name.startswith("encoding.") or name.endswith(("query_norm.weight", "key_norm.weight"))
         may_lack = is_start and may_begin and "missing" in (theirs, ours)
-        misfit = f"{name} is {theirs} there and {ours} here"
-        require(theirs == ours or may_lack, f"the weights in {checkpoint} do not fit this model: {misfit}")
+        if theirs != ours and not may_lack:
+            misfit = f"{name} is {theirs} there and {ours} here"
+            raise MisfitError(f"the weights in {checkpoint} do not fit this model: {misfit}")
     shared = {name: saved[name] for name in here if name in saved}
     model.load_state_dict(shared, strict=not is_start)
     loaded = model.state_dict()
