@@ -443,9 +443,9 @@ def _names_of_runs(argument: str, runs: Any) -> list[str]:
 
     argument: the word for the value in messages. runs: one `Run`, name or path, or a list of these.
     """
-    from pe_bench.values import check_texts, listed
+    from pe_bench.values import check_texts
 
-    names = [getattr(run, "path", run) for run in listed(getattr(runs, "path", runs))]
+    names = [getattr(run, "path", run) for run in _list_of_runs(runs)]
     check_texts(argument, *names)
     return [*map(str, names)]
 
