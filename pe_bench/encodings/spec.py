@@ -142,6 +142,8 @@ class PartSpec:
         encoding = self.encoding_class
         builders = {option: spec.build for option, spec in self.nested.items()}
         values = self.options | builders
+        if "n_layers" in (self.values.get("derived") or []):
+            values["n_layers"] = n_layers  # a nested encoding has only some of the model's layers
         arguments = {argument_of(option): value for option, value in values.items()}
         is_layer_encoding = issubclass(encoding, LayerEncoding)
         count = n_layers if is_layer_encoding and encoding.per_layer else 1

@@ -80,6 +80,19 @@ def test_a_nested_encoding_has_all_options_of_its_name_modifiers_and_the_paramet
     assert same(built.double().layer(1), stack([RoPE(4, 99.0), Sink(2, 0.5), SlidingWindow(4)]))
 
 
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("repo", {"gate_weight": [1, D], "content_weight": [1, D], "output_weight": [H, 1]}),
+        ("transformer_xl", {"content_bias": [H, K], "position_bias": [H, K], "projections": [1, H, K, D]}),
+    ],
+)
+def test_a_nested_encoding_counts_only_its_own_layers(name: str, parameters: dict[str, list[int]]) -> None:
+    built = spec("local_global", "n_layers=4", f"global={{name: {name}}}").build(4)
+    shapes = {key.rpartition(".")[2]: list(each.shape) for key, each in built.named_parameters()}
+    assert shapes == parameters
+
+
 def test_nested_options_are_in_the_identity() -> None:
     chosen = spec("local_global", P_ROPE)
     same = spec("local_global", "global={name: p_rope, fraction: 0.5, base: 10000}")

@@ -127,5 +127,5 @@ def test_positions_of_repo_are_near_zero_before_training_and_are_trained() -> No
 
 
 def test_repo_without_a_layer_of_its_own_is_refused_with_the_way_out() -> None:
-    with pytest.raises(UserError, match="from_layer=4 leaves plain rope in all .*n_layers=4 .*at most 3"):
+    with pytest.raises(UserError, match="from_layer=4 leaves plain rope in all 4 layers .*at most 3"):
         RePo(D, H, K, n_layers=4, from_layer=4)

@@ -62,9 +62,7 @@ class RePo(PositionalEncoding):
         super().__init__()
         default = n_layers * 5 // 16
         self.from_layer = default if from_layer is None else from_layer
-        message = (
-            f"encoding.from_layer={from_layer} leaves plain rope in all model.n_layers={n_layers} layers"
-        )
+        message = f"encoding.from_layer={from_layer} leaves plain rope in all {n_layers} layers of repo"
         require(self.from_layer < n_layers, f"{message}: give at most {n_layers - 1}")
         self.plain = RoPE(d_head, base)
         self.learned = nn.ModuleList()

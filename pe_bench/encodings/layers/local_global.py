@@ -14,8 +14,9 @@ Yang et al. 2025, "Rope to Nope and Back Again: A New Hybrid Attention Strategy"
 schedules of open models are YAML files with the models' numbers.
 
 Each part is any other encoding with its options, and modifiers of its own, as in `encoding.global={name:
-p_rope, fraction: 0.25}` and `encoding.local={name: rope, modifiers: {sink: {}}}`. Position ids and embeddings
-are shared by all layers, and so neither can have them. After training each part may change as it could alone:
+p_rope, fraction: 0.25}` and `encoding.local={name: rope, modifiers: {sink: {}}}`. A part that reads the
+number of layers, such as `repo`, gets the number of layers that have it. Position ids and embeddings are
+shared by all layers, and so neither can have them. After training each part may change as it could alone:
 `pe-bench eval RUN --with 'local_global global={name: yarn, factor: 8}'` scales the global layers of `rope`.
 """
 
