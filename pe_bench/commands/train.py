@@ -92,14 +92,16 @@ def prepare(config: Config, planner: Planner = make_plans) -> tuple[Job, list[Pl
     require(not job.missing, job.missing)
     parent = runs.read_config(start)
     trained = checkpoint.require_trained(start, parent.train.total_steps)
+    theirs, ours = _differing_keys(parent.model, job.config.model)
+    message = f"the weights of train.from={start.name} do not fit this model, which has {ours}: say {theirs}"
+    # Weights have the same shapes whatever the number of heads, and other heads would read them wrongly.
+    require(parent.model.n_heads == job.config.model.n_heads, message)
     try:
         checkpoint.load_weights(trained.path, job.model, is_start=True)
     except checkpoint.MisfitError as error:
-        theirs, ours = _differing_keys(parent.model, job.config.model)
         if not theirs:
             raise
-        message = f"the weights of train.from={start.name} do not fit this model, which has {ours}"
-        raise UserError(f"{message}: say {theirs}") from error
+        raise UserError(message) from error
     return replace(job, start=trained.path), plans
 
 

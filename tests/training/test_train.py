@@ -218,6 +218,8 @@ def test_training_may_start_from_a_run_and_what_that_lacks_begins_anew(begin, tr
     outcome = start("encoding=rope", "model=small", "model.n_layers=1")
     told = "which has model=small model.n_layers=1: say model=tiny model.n_layers=2"
     assert outcome.code == 2 and told in outcome.line
+    outcome = start("encoding=rope", "model.n_heads=1")  # its weights have the same shapes
+    assert outcome.code == 2 and "do not fit this model, which has model.n_heads=1" in outcome.line
     assert len(list(source.parent.iterdir())) == 3
 
 
