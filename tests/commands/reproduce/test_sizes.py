@@ -102,12 +102,14 @@ def test_a_scoring_is_of_the_encodings_that_it_names() -> None:
         ]
 
 
-def test_the_study_of_sizes_has_ten_tokens_a_parameter_and_the_stated_rule() -> None:
+def test_the_study_of_sizes_has_the_stated_tokens_a_parameter_and_the_stated_rule() -> None:
     study = read_study("sizes")
     parameters = {"probe": 115_000, "tiny": 824_576, "small": 4_800_000}
+    tokens_a_parameter = {"probe": 10, "tiny": 10, "small": 5}
     for sweep in study.sweeps:
         if sweep.name in parameters:
-            assert 9.5 <= (sweep.tokens or study.tokens) / parameters[sweep.name] <= 10.5
+            tokens = (sweep.tokens or study.tokens) / parameters[sweep.name]
+            assert tokens == pytest.approx(tokens_a_parameter[sweep.name], rel=0.05)
     rates = {"probe": (64, 0.007), "small": (256, 0.0035)}
     for sweep in study.sweeps:
         for name, (width, rate) in rates.items():
