@@ -150,6 +150,7 @@ class Stack(LayerEncoding):
     def __init__(self, parts: Sequence[LayerEncoding]):
         super().__init__()
         self.parts = tuple(parts)
+        self._transforming = sorted(self.parts, key=lambda part: not part.transforms_first)
 
     def convolve(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         for part in self.parts:
@@ -165,7 +166,7 @@ class Stack(LayerEncoding):
         return prepared
 
     def transform(self, queries: Side, keys: Side) -> tuple[Tensor, Tensor]:
-        for part in self.parts:
+        for part in self._transforming:
             q, k = part.transform(queries, keys)
             queries, keys = queries._replace(x=q), keys._replace(x=k)
         return queries.x, keys.x

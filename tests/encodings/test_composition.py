@@ -85,6 +85,19 @@ def test_a_whole_composition_is_its_formula() -> None:
     assert (result - scores.softmax(-1) @ V).abs().max() < 1e-6
 
 
+@pytest.mark.parametrize("layout", ["half", "interleaved"])
+def test_an_offset_of_keys_cuts_no_rotated_pair(layout: str) -> None:
+    """Scores of the offset keys at their own positions, under the rotation of all pairs."""
+    offset = {"class": f"{MODULE}content.key_offset:KeyOffset", "d_head": WIDTH, "fraction": 0.5}
+    rope = {**ROPE, "layout": layout}
+    encoding = EncodingSpec({**rope, "modifiers": {"key_offset": offset}}).build(1)
+    before = torch.cat([K[:, :, :1], K[:, :, :-1]], -2)
+    keys = torch.cat([K[..., :2], before[..., 2:]], -1)
+    expected = turned_sides(EncodingSpec(rope).build(1).layer(0), Q, keys, POSITION, POSITION)
+    found = turned_sides(encoding.layer(0), Q, K, POSITION, POSITION)
+    assert torch.equal(found[0], expected[0]) and torch.equal(found[1], expected[1])
+
+
 def test_nape_with_entmax_has_the_outputs_of_the_authors_code() -> None:
     """Numbers from deep-spin/asentmax, synthetic/src/models/architectures/sparse_gemma.py, run in float64."""
     encoding = EncodingSpec({**NAPE, "modifiers": {"asentmax": ENTMAX}}).build(n_layers=1).double()

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from support.cases import find_case
+from support.cases import find_case, finding
 from support.encodings import one_of_a_kind
 from support.reference_inputs import series
 from torch import Tensor, nn
@@ -231,3 +231,8 @@ def test_every_modifier_acts_on_every_encoding(name: str) -> None:
         output = hidden(case.model, tokens(2, TRAIN_LENGTH))
         (gradient,) = torch.autograd.grad(output[:, 4].sum(), case.model.embedding.weight)
         assert output.isfinite().all() and gradient.isfinite().all(), modifier
+
+
+@pytest.mark.parametrize("name", ["rope", "p_rope", "yarn", "rerope", "gape"])
+def test_an_offset_of_keys_leaves_scores_that_depend_on_distances(name: str) -> None:
+    assert finding(find_case(name, ("modifier=[key_offset]",)), "shift").state == "holds"

@@ -12,9 +12,10 @@ Past the training length: defined; one token is one token everywhere.
 ClassicLarry 2025, modded-nanogpt#169 of https://github.com/KellerJordan, on top of RoPE that turns half of
 the features; in marin-community/marin's issue 4802 too.
 
-There only layers with a long window have the offset. Here all layers have it, and it acts on the keys that
-the encoding returns. `encoding=key_offset` is `partial_rope` with this modifier; both have a fraction of a
-quarter by default, as there.
+There only layers with a long window have the offset. Here all layers have it, and it acts before the
+encoding turns the keys: an encoding that turns more features, as `rope` does, turns those of the token before
+too, by the position of the key itself. `encoding=key_offset` is `partial_rope` with this modifier; both have
+a fraction of a quarter by default, as there.
 """
 
 import torch
@@ -30,6 +31,9 @@ class KeyOffset(LayerEncoding):
 
     fraction: share of the features, from the first on, that a key keeps: the features that the encoding turns
     """
+
+    transforms_first = True
+    version = 2
 
     def __init__(self, d_head: int, fraction: Share = 0.25):
         super().__init__()
