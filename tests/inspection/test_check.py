@@ -63,6 +63,11 @@ def test_of_several_windows_the_narrowest_that_hides_keys_is_what_a_query_sees(
     assert found == Finding("holds", f"of 101 keys, the last query sees {keys} keys")
 
 
+def test_far_positions_are_reached_by_ids_that_count_segments() -> None:
+    moved = finding(find_case("self_extend", ("modifier=[bipe]",)), "shift")
+    assert moved.state == "not claimed", moved.measured
+
+
 def test_a_check_takes_a_modifier_and_one_thread_and_leaves_the_number_of_threads(
     command, monkeypatch
 ) -> None:

@@ -7,7 +7,7 @@ Letters: B batch, H query heads, T tokens, Q queries, N keys, K head width, D mo
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,7 @@ from pe_bench.inspection.check.case import (
     expect,
     hidden,
     ids_of,
+    largest,
     largest_difference,
     layer_inputs,
     line_of,
@@ -269,6 +270,7 @@ def identity(case: Case) -> str:
 # Two lists of ids with the same length, ends and sum, and other ids in between.
 IDS = torch.tensor([0, 2, 4, 6, 8, 10, 12, 14, 16])
 OTHER_IDS = torch.tensor([0, 1, 4, 6, 8, 10, 12, 15, 16])
+SPREAD = 7  # times the position ids, so that few segments have far numbers
 
 
 @torch.no_grad()
@@ -325,10 +327,20 @@ def shift(case: Case) -> str:
     length = TRAIN_LENGTH - 5 if case.is_undefined_past_training else 3 * TRAIN_LENGTH
     text = tokens(2, length)
     shifts = (5,) if case.is_undefined_past_training else (5, 403)  # multiples of no group of tokens
-    unmoved = hidden(case.model, text)
-    errors = [largest_difference(hidden(case.model, text, steps), unmoved) for steps in shifts]
+    ids = ids_of(case.encoding, text)
+    errors = _errors_of_shifts(case, text, ids, shifts)
+    holds_here = largest(errors) <= MIN_VISIBLE_ERROR
+    if holds_here and not case.claims("shift_invariant") and not case.is_undefined_past_training:
+        # Numbers of segments stay small: only positions further apart reach far distances.
+        errors += _errors_of_shifts(case, text, SPREAD * ids, shifts)
     label = f"positions + {' or + '.join(map(str, shifts))} change an output by"
     return case.as_claimed("shift_invariant", label, *errors)
+
+
+def _errors_of_shifts(case: Case, text: Tensor, ids: Tensor, shifts: Sequence[int]) -> list[float]:
+    """Return by how much outputs change when each of `shifts` is added to the position ids."""
+    unmoved = case.model.hidden(text, ids)
+    return [largest_difference(case.model.hidden(text, ids + steps), unmoved) for steps in shifts]
 
 
 @torch.no_grad()
