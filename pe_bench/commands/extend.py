@@ -42,6 +42,7 @@ from pe_bench.scoring.stages import (
     encoding_overrides,
     inherited_values,
     option_to_give,
+    require_text_to_search_on,
     search_option,
     stage_encoding,
     stretched_lengths,
@@ -386,9 +387,10 @@ def _with_searched_values(requested: Requested, run: Path, config: Config, lengt
     name = f"{requested.text} at {length} beyond {config.eval.targets} targets"
     kept = _read_searched(path)
     if name not in kept:
+        blocks = require_text_to_search_on(config, option, length)
         say(f"{requested.text}: searching {option} for {run.name} at {length} tokens")
         trained = load_trained(run, trusted(config, ()))
-        found = [*search_option(trained, requested, option, length)]
+        found = [*search_option(trained, requested, option, length, blocks)]
         with locked(run, waits=say):
             kept = _read_searched(path)  # another process may have written it during the search
             kept.setdefault(name, found)

@@ -16,7 +16,7 @@ import numpy as np
 from pe_bench.config.compose import choose_encoding, resolve_encoding
 from pe_bench.config.parse import to_plain
 from pe_bench.config.schema import MIN_PAIRED_LENGTH, Config, EvalConfig, quarter_of
-from pe_bench.data.packed import Split
+from pe_bench.data.packed import Split, load_data
 from pe_bench.encodings.spec import EncodingSpec, PartSpec, is_part
 from pe_bench.errors import RunError, require
 from pe_bench.runs.folder import RunFolder
@@ -224,12 +224,23 @@ def blocks_to_search_on(config: Config, split: Split, data_hash: str, length: in
     return blocks.chosen(blocks.turn >= evaluation.targets)
 
 
-def search_option(job: Job, requested: Requested, option: str, length: int) -> Sequence[float]:
+def require_text_to_search_on(config: Config, option: str, length: int) -> TargetBlocks:
+    """Return the target blocks to search an option on; no model is loaded. Raise `UserError` without any."""
+    data = load_data(config)
+    blocks = blocks_to_search_on(config, data.validation, data.hash, length)
+    message = f"eval.targets={config.eval.targets} leaves no text to search {option} on: give {option}"
+    require(len(blocks) > 0, message)
+    return blocks
+
+
+def search_option(
+    job: Job, requested: Requested, option: str, length: int, blocks: TargetBlocks
+) -> Sequence[float]:
     """Return the value of a searched option with the least loss at a length, of recall targets if any.
 
     The search begins with the best guess of the option's class, and changes the best value at random, from a
-    fixed seed, `SEARCH_ROUNDS` times. job: with trained weights. Raises `RunError` if a value cannot be
-    scored, `UserError` if no text is left to search on.
+    fixed seed, `SEARCH_ROUNDS` times. job: with trained weights. blocks: from `require_text_to_search_on`.
+    Raises `RunError` if a value cannot be scored.
     """
     config = job.config
     split = job.data.validation
@@ -238,9 +249,6 @@ def search_option(job: Job, requested: Requested, option: str, length: int) -> S
     spec = later_stage_encoding(composed.with_examples(), config, length)
     parts = (spec.base, *spec.modifiers.values())
     part = next(part for part in parts if part.encoding_class.searched == option)
-    blocks = blocks_to_search_on(config, split, job.data.hash, length)
-    message = f"eval.targets={config.eval.targets} leaves no text to search {option} on: give {option}"
-    require(len(blocks) > 0, message)
     recall = text_slices(split, blocks, config.first_length)[RECALL]
     plan = paired_plan(blocks, length)
 

@@ -216,6 +216,16 @@ def test_a_mistyped_encoding_is_refused_before_another_is_searched_or_scored(
         assert not (run / "searched.json").exists() and (run / "eval.csv").read_bytes() == before
 
 
+def test_targets_that_leave_no_text_to_search_on_are_refused_before_a_model_is_loaded(
+    begin: Command, command: Command, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert begin("encoding=rope", *SCORED).code == 0
+    monkeypatch.setattr(extend, "load_trained", lambda *given: pytest.fail("the model is loaded"))
+    refused = extended(command, folder, "--to", "2x", "--with", "longrope", "--targets", "100000")
+    assert refused.code == 2 and "leaves no text to search long_factors on" in refused.line
+    assert "searching" not in refused.err
+
+
 def test_a_later_stage_is_not_scored_before_long_is_refused(
     begin: Command, command: Command, folder: Path
 ) -> None:
