@@ -3,6 +3,7 @@
 All checks come before the first write. A repeated run goes on from the state in which it was interrupted.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -244,13 +245,21 @@ def _take_missing_steps(
             # A clock would count the validation too, which may take as long as many steps.
             seconds = pace.seconds_per_unit(step.step, step.seconds)
             if seconds is not None:
-                work = steps - begun_at + _steps_of_scoring(job, plans)
+                work = steps - begun_at + _steps_of_validation(job, begun_at) + _steps_of_scoring(job, plans)
                 expect(seconds * work, machine.cores_of(job.device, job.threads))
 
         fit(job, show_step, group)
     trained = checkpoint.require_trained(job.folder, steps)
     say(f"{name}: trained in {trained.train_seconds:.0f} s, loss {trained.loss:.3f}")
     return trained
+
+
+def _steps_of_validation(job: Job, begun_at: int) -> float:
+    """Return the training steps that take about as long as the validations after step `begun_at`."""
+    train = job.config.train
+    steps, every = train.total_steps, train.validate_every
+    validations = math.ceil(steps / every) - begun_at // every  # the last step is validated too
+    return validations * train.validation_windows / (FORWARD_PASSES_PER_STEP * train.batch)
 
 
 def _steps_of_scoring(job: Job, plans: Sequence[Plan]) -> float:

@@ -159,6 +159,11 @@ class TrainConfig:
         """The number of windows in one step."""
         return self.batch_tokens // self.length
 
+    @property
+    def validation_windows(self) -> int:
+        """The number of windows in one validation."""
+        return max(1, self.validation_tokens // self.length)
+
     def check(self) -> None:
         require(self.steps != 0, "train.steps must be a whole number of at least 1, not 0")
         require(max(self.betas) < 1, f"train.betas must be below 1, not {self.betas}")

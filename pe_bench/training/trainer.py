@@ -220,8 +220,7 @@ class Trainer:
     @torch.no_grad()
     def validation_loss(self) -> float:
         """Return the mean nats per token over windows of validation documents, the same at every call."""
-        length = self.config.train.length
-        batch = self.validation.batch(max(1, self.config.train.validation_tokens // length), 0, 0)
+        batch = self.validation.batch(self.config.train.validation_windows, 0, 0)
         nll = []
         with user_code_errors(self.model.encoding, kind=RunError):
             for part in batch.split(self.config.train.batch):

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from support.commands import LEARNED, TRIED, Command, only_run
 
+from pe_bench.commands import train as training
 from pe_bench.commands.explain import explain
 from pe_bench.system import cost
 from pe_bench.training import trainer
@@ -42,6 +43,19 @@ def test_a_validation_after_few_steps_is_not_counted_as_a_step(
     outcome = train("encoding=rope", "train.steps=2", "train.validate_every=2", "eval.targets=64")
     (seconds,) = re.findall(r"^1 run, about (\d+) s on 1 core$", outcome.err, re.MULTILINE)
     assert int(seconds) <= 20, outcome.err
+
+
+def test_a_training_s_cost_has_its_validations_whose_passes_are_shorter_than_steps(
+    train: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected: list[float] = []
+    monkeypatch.setattr(cost.Pace, "seconds_per_unit", lambda *given: 1.0)
+    monkeypatch.setattr(training, "expect", lambda seconds, cores: expected.append(seconds))
+    monkeypatch.setattr(training, "_steps_of_scoring", lambda *given: 0.0)
+    # After steps 4, 8 and 9, of 72 windows; a step is of 4.
+    words = ("train.steps=9", "train.validate_every=4", "train.validation_tokens=1152")
+    assert train("encoding=rope", *words).code == 0
+    assert expected[0] == pytest.approx(9 + 3 * 72 / (4 * training.FORWARD_PASSES_PER_STEP))
 
 
 def test_scoring_and_probing_say_it_once_for_all_runs_and_encodings(
