@@ -64,7 +64,8 @@ def stored_shares(pieces: StoredPieces) -> list[RestoredShares]:
     found = []
     for piece in _explained_pieces(pieces):
         numbers = _read_numbers(piece, pieces.folder)
-        found.append(shares_of(Series(piece.encoding, piece.sweep), numbers.losses, numbers.effects))
+        series = Series(pieces.label_of(piece), piece.sweep)
+        found.append(shares_of(series, numbers.losses, numbers.effects))
     return found
 
 
@@ -81,7 +82,8 @@ def draw_explanations(pieces: StoredPieces, folder: Path) -> list[Path]:
             continue
         effects = [effect for effect in numbers.effects if effect.length == length]
         path = folder / f"{pieces.study.name}-{_file_label(piece)}.png"
-        title = f"{piece}: what a change restores of the loss at {length:,} tokens"
+        labelled = replace(piece, encoding=pieces.label_of(piece))
+        title = f"{labelled}: what a change restores of the loss at {length:,} tokens"
         draw_layers(path, title, [], effects, numbers.measures)
         pictures.append(path)
     return pictures

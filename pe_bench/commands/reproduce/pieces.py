@@ -160,6 +160,10 @@ class StoredPieces:
             rows += RunFolder(self.folder / "runs" / run).rows
         return rows
 
+    def label_of(self, piece: Piece) -> str:
+        """Return the label of a stored piece in tables; the study's file may write its options otherwise."""
+        return self._rows([piece])[0].encoding
+
     def add(self, piece: Piece, steps: Sequence[FinishedStep], results_dir: Path) -> None:
         """Store a piece: copy its runs that are not stored yet from a folder of results.
 

@@ -5,11 +5,13 @@ import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.commands import Command
 from support.hf_models import write_hf_model
 
+from pe_bench.commands.reproduce import explained
 from pe_bench.commands.reproduce.budgets import (
     BudgetResult,
     budget_agreements,
@@ -117,6 +119,31 @@ def test_a_picture_names_no_learning_rate_that_only_later_stages_have(
     labels = {line.label for table in drawn for line in table.lines}
     assert labels >= {"rope", "nope"} and any(label.startswith("rope, then yarn x2") for label in labels)
     assert not any("train.lr" in label for label in labels), labels
+
+
+def test_stored_explanations_have_the_label_of_an_encoding_with_options(
+    command: Command, study: Study, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claim = "{kind: restores, of: rope base=500.0, sweep: long, change: window, at: 8, source: nobody}"
+    options = TOY.replace("tokens: 512, encodings: [rope]", "tokens: 512, encodings: ['rope base=500']")
+    text, _, _ = options.replace("over: tokens", "explains: true").partition("claims:")
+    study.path.write_text(f"{text}claims: [{claim}]\n")
+    made = command(*arguments(study), "threads=1", "--write-table")
+    assert made.code == 0, made.err
+    titles: list[str] = []
+    draw_layers = explained.draw_layers
+
+    def draw(path: Path, title: str, *rest: Any) -> None:
+        titles.append(title)
+        draw_layers(path, title, *rest)
+
+    monkeypatch.setattr(explained, "draw_layers", draw)
+    alone = command(*arguments(study), "--stored")
+    assert "rope base=500.0 (long) at 128 regains" in alone.out and "not scored" not in alone.out, alone.out
+    written = replace(read_study("toy", [study.path.parent.parent]), text=study.text)
+    labels = [shares.series.label for shares in explained.stored_shares(StoredPieces(written))]
+    assert labels == ["rope", "nope", "rope base=500.0"]
+    assert any(title.startswith("rope base=500.0 (long), seeds: 1: ") for title in titles), titles
 
 
 def test_a_study_that_explains_stores_why_the_runs_of_each_piece_fail(command: Command, study: Study) -> None:
