@@ -3,6 +3,7 @@
 import csv
 import io
 import math
+import re
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -34,6 +35,7 @@ from pe_bench.commands.explain.effects import (
 )
 from pe_bench.commands.explain.explain import load_bench, quarters
 from pe_bench.commands.explain.explanation import Explanation, csv_text, read_csv_text
+from pe_bench.config.groups import config_dir
 from pe_bench.encodings.bias.alibi import ALiBi
 from pe_bench.encodings.compose import leaves_of
 from pe_bench.encodings.content.gape import GAPE
@@ -404,6 +406,14 @@ def test_a_tiny_loss_is_a_plain_number_without_a_sign() -> None:
     found = Explanation("rope", (Path("run"),), 16, (32,), 6, 5, True, losses, (gain,), "why")
     text = str(found)
     assert "0.000 ± 0.000?" in text and "-0.000" not in text and "e-" not in text
+
+
+def test_shares_of_thousands_of_percent_have_separators_here_and_in_stored_tables() -> None:
+    effects = (effect("off", ALL, -43.88, 17.56),)
+    found = Explanation("t5", (Path("run"),), 16, (64,), 6, 5, True, (*LOST[1:],), effects, "why")
+    assert "-4,388 ± 1,756 %" in str(found)
+    stored = [*(config_dir() / "study" / "rows" / "explain" / "explained").glob("*.txt")]
+    assert stored and not any(re.search(r"\d{4} (±|%)", path.read_text()) for path in stored)
 
 
 def test_seeds_of_one_encoding_are_explained_together_and_others_are_refused(

@@ -259,4 +259,4 @@ def _share_text(effect: Effect) -> str:
 
 def percent(share: float) -> str:
     """Return a share as a whole number of percent."""
-    return str(round(100 * share)) if math.isfinite(share) else str(share)
+    return f"{round(100 * share):,}" if math.isfinite(share) else str(share)

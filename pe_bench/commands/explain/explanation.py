@@ -157,7 +157,7 @@ def _share_cell(effect: Effect | None) -> Cell:
     if effect is None or effect.share is None:
         return Cell(MISSING if effect and effect.reason else "")
     share = effect.share
-    text = f"{percent(share.mean)}{_half_width(share, '.0f', 100)} %"
+    text = f"{percent(share.mean)}{_half_width(share, ',.0f', 100)} %"
     return Cell(text, colour=_colour_of_interval(share))
 
 
