@@ -31,6 +31,11 @@ class Range(NamedTuple):
             return False
         return self.least <= number <= self.most
 
+    @property
+    def inequality(self) -> str:
+        """Return the closed range as an inequality, such as `2<=x<=1000` or `x>=2`."""
+        return f"x>={self.least}" if self.most == math.inf else f"{self.least}<=x<={self.most}"
+
     def __str__(self) -> str:
         least = f"above {self.least}" if self.is_open else f"of at least {self.least}"
         if self.most == math.inf:
@@ -42,6 +47,7 @@ class Range(NamedTuple):
 Natural = Annotated[int, Range(0)]
 AtLeast1 = Annotated[int, Range(1)]
 AtLeast2 = Annotated[int, Range(2)]
+ProbeDepths = Annotated[int, Range(2, 1_000)]  # more would have the same spans in most windows
 NotNegative = Annotated[float, Range(0)]
 Positive = Annotated[float, Range(0, is_open=True)]
 Share = Annotated[float, Range(0, 1)]

@@ -19,7 +19,7 @@ from typer.core import TyperCommand
 from pe_bench.cli.completion import COMPLETIONS
 from pe_bench.errors import require
 from pe_bench.system.signals import world_size
-from pe_bench.values import check_folder
+from pe_bench.values import AtLeast2, ProbeDepths, check_folder
 
 app = typer.Typer(
     name="pe-bench",
@@ -51,7 +51,7 @@ SHARED_OPTIONS = {
 }
 # The ranges of options whose commands check them, with a message that names the value; the help shows them.
 # All other options of whole numbers begin at 1.
-CHECKED_RANGES = {"depths": "2<=x<=1000", "reference": "x>=2"}
+CHECKED_RANGES = {"depths": ProbeDepths, "reference": AtLeast2}
 # Options for the second part of a command's help.
 ADVANCED_EVAL = (
     *("protocol", "max_length", "stride", "controls", "per_position", "precision", "half", "force"),
@@ -156,7 +156,8 @@ def _typer_parameter(parameter: Parameter, metavar: str, meaning: str) -> Parame
     if kind is not bool:
         typer_settings["metavar"] = metavar
     if parameter.name in CHECKED_RANGES:
-        typer_settings["help"] = f"{meaning}  [{CHECKED_RANGES[parameter.name]}]"
+        _, allowed = get_args(CHECKED_RANGES[parameter.name])
+        typer_settings["help"] = f"{meaning}  [{allowed.inequality}]"
     elif kind is int:
         typer_settings["min"] = 1
     if _is_option(parameter):

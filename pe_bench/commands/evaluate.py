@@ -31,7 +31,7 @@ from pe_bench.runs.job import Job
 from pe_bench.runs.rows import COLUMNS, NULLABLE_INTEGER_COLUMNS, PROBE, Row, describe_failures
 from pe_bench.runs.scores import keep_slices
 from pe_bench.scoring.anchors import score_missing_anchors
-from pe_bench.scoring.needles import DEFAULT_DEPTHS, MIN_PROBE_LENGTH, Probe, ProbeDepths
+from pe_bench.scoring.needles import DEFAULT_DEPTHS, MIN_PROBE_LENGTH, Probe
 from pe_bench.scoring.other_encodings import (
     OtherEncoding,
     Requested,
@@ -57,6 +57,7 @@ from pe_bench.values import (
     listed_lengths,
     plain_value,
     without_none,
+    ProbeDepths,
 )
 
 if TYPE_CHECKING:

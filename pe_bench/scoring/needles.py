@@ -22,7 +22,6 @@ larger set.
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated
 
 import numpy as np
 import torch
@@ -38,13 +37,12 @@ from pe_bench.runs.rows import PROBE
 from pe_bench.scoring.plans import task_plan
 from pe_bench.scoring.protocols import Needle, Plan, Window
 from pe_bench.scoring.targets import target_blocks, with_half_prefix
-from pe_bench.values import Range, unknown
+from pe_bench.values import unknown
 
 SPAN, CUE = 32, 16
 ANSWER_TOKENS = SPAN - CUE
 CHOICES = 8
 MIN_PROBE_LENGTH = 128
-ProbeDepths = Annotated[int, Range(2, 1_000)]  # more would have the same spans in most windows
 DEFAULT_DEPTHS, DEFAULT_WINDOWS = 5, 64
 # For a Hugging Face model, at each depth: a model of 135 million parameters then takes some nine minutes at
 # 4,096 tokens on two cores, in bfloat16.
