@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Self, get_type_hints
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import torch
 
@@ -28,7 +28,14 @@ from pe_bench.runs import folder as runs
 from pe_bench.runs.find import find_run, is_hf_name
 from pe_bench.runs.folder import RunFolder, read_config
 from pe_bench.runs.job import Job
-from pe_bench.runs.rows import COLUMNS, NULLABLE_INTEGER_COLUMNS, PROBE, Row, describe_failures
+from pe_bench.runs.rows import (
+    COLUMNS,
+    FLOAT_COLUMNS,
+    NULLABLE_INTEGER_COLUMNS,
+    PROBE,
+    Row,
+    describe_failures,
+)
 from pe_bench.runs.scores import keep_slices
 from pe_bench.scoring.anchors import score_missing_anchors
 from pe_bench.scoring.needles import DEFAULT_DEPTHS, MIN_PROBE_LENGTH, Probe
@@ -50,6 +57,7 @@ from pe_bench.training import checkpoint
 from pe_bench.values import (
     AtLeast1,
     AtLeast2,
+    ProbeDepths,
     check_folder,
     check_texts,
     check_type,
@@ -57,14 +65,11 @@ from pe_bench.values import (
     listed_lengths,
     plain_value,
     without_none,
-    ProbeDepths,
 )
 
 if TYPE_CHECKING:
     import pandas
 
-# Columns of rows with numbers, of which some may be None in all rows.
-FLOAT_COLUMNS = [name for name, kind in get_type_hints(Row).items() if kind in (float, float | None)]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 

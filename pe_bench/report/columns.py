@@ -59,7 +59,7 @@ FRAME_COLUMNS = (
     *BASELINE_COLUMNS,
     *COST_COLUMNS,
 )
-INTEGER_COLUMNS = (
+FRAME_INTEGER_COLUMNS = (
     "stride",
     "compared_seeds",
     "holds_to",
@@ -68,7 +68,7 @@ INTEGER_COLUMNS = (
     "breaks_at",
 )  # plain pandas would write 32.0
 # Columns of numbers that may be None in all rows, for which plain pandas would make a column of objects.
-FLOAT_COLUMNS = (
+FRAME_FLOAT_COLUMNS = (
     *("accuracy", "exact", "exact_low", "exact_high", "chance", "bits_per_byte", "perplexity"),
     *("change", "change_low", "change_high", "change_of_models_low", "change_of_models_high"),
     *("seed_low", "seed_high", "swap_gain", "swap_gain_low", "swap_gain_high"),
@@ -462,7 +462,8 @@ def to_frame(tables: Sequence[Table]) -> "pandas.DataFrame":
     import pandas
 
     frame = pandas.DataFrame(_frame_rows(tables), columns=list(FRAME_COLUMNS))
-    return frame.astype(dict.fromkeys(INTEGER_COLUMNS, "Int64") | dict.fromkeys(FLOAT_COLUMNS, "float64"))
+    kinds = dict.fromkeys(FRAME_INTEGER_COLUMNS, "Int64") | dict.fromkeys(FRAME_FLOAT_COLUMNS, "float64")
+    return frame.astype(kinds)
 
 
 def _frame_rows(tables: Sequence[Table]) -> list[dict[str, Any]]:

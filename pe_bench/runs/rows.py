@@ -119,6 +119,7 @@ _VALUES_OF = attrgetter(*COLUMNS)
 # The types of each column: one, or two where a cell may be empty.
 _KINDS = {name: typing.get_args(kind) or (kind,) for name, kind in typing.get_type_hints(Row).items()}
 NULLABLE_INTEGER_COLUMNS = {name for name, kinds in _KINDS.items() if kinds == (int, type(None))}
+FLOAT_COLUMNS = {name for name, kinds in _KINDS.items() if kinds[0] is float}
 # Columns in the names of files of scores.
 _IN_FILE_NAMES = {"protocol", "control", "target_hash", "score_dtype", "stride_rule"}
 _MINIMA = {"train_length": 1, "length": 1, "targets": 1}
