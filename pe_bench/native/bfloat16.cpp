@@ -110,12 +110,17 @@ void pair(int64_t panels, const uint32_t* left, uint32_t* right) {
     for (int64_t n = 0; n < panels; ++n) to_right(left + n * PANEL, right + n * PANEL);
 }
 
-// Panels [strips][across] of the transposed: right ones of left ones, left ones of right ones.
+// Panels [strips][across] of the transposed, from panels [across][strips]: right ones of left ones, left ones of
+// right ones.
+void transpose(int64_t across, int64_t strips, bool left, const uint32_t* from, uint32_t* to) {
+    for (int64_t column = 0; column < across; ++column)
+        for (int64_t strip = 0; strip < strips; ++strip)
+            turn(from + (column * strips + strip) * PANEL, left ? SIDE : HALF, left ? HALF : SIDE,
+                 to + (strip * across + column) * PANEL);
+}
+
 void transpose(const Rows& rows, bool left, const uint32_t* from, uint32_t* to) {
-    for (int64_t across = 0; across < rows.across(); ++across)
-        for (int64_t strip = 0; strip < rows.strips(); ++strip)
-            turn(from + (across * rows.strips() + strip) * PANEL, left ? SIDE : HALF, left ? HALF : SIDE,
-                 to + (strip * rows.across() + across) * PANEL);
+    transpose(rows.across(), rows.strips(), left, from, to);
 }
 
 // Squares [across], tokens x columns, become the rows of a strip.

@@ -30,9 +30,9 @@ struct Muon {
     void run(const float* from, float min_norm, const float* coefficients, int iterations, float* to) {
         read_matrix(from, 1 / std::max(norm_of(from), min_norm));
         for (int n = 0; n < iterations; ++n) {
-            turn_panels(across, x, x_turned);
+            transpose(across, strips, true, x.at(0), x_turned.at(0));
             multiply_by_transposed(across, x, x_turned, gram, [](int64_t) {});
-            turn_panels(strips, gram, gram_turned);
+            transpose(strips, strips, true, gram.at(0), gram_turned.at(0));
             multiply_by_transposed(strips, gram, gram_turned, factor, [&](int64_t place) {
                 scale_and_add(coefficients[2], coefficients[1], gram.at(place));
             });
@@ -98,14 +98,6 @@ struct Muon {
             for (int64_t row = 0; row < rows; ++row)
                 std::memcpy(to + place + row * width, square + row * SIDE, size_t(columns) * sizeof(float));
         });
-    }
-
-    // Right panels [strips][steps] of the transposed matrix, from left panels [steps][strips].
-    void turn_panels(int64_t steps, const Words& left, Words& right) {
-        for (int64_t column = 0; column < steps; ++column)
-            for (int64_t strip = 0; strip < strips; ++strip)
-                turn(left.at((column * strips + strip) * PANEL), SIDE, HALF,
-                     right.at((strip * steps + column) * PANEL));
     }
 
     // Left panels of a matrix times its transposed, from left panels of the matrix and right panels of the
