@@ -152,6 +152,14 @@ def files_in(folder: Path) -> list[Path]:
     return sorted(files, key=lambda path: path.relative_to(folder).as_posix())
 
 
+def is_read_with(folder: Path, text: Path) -> bool:
+    """Return whether `files_in(text)` finds what lies in a folder, which need not exist yet."""
+    real, of_text = Path(os.path.realpath(folder)), Path(os.path.realpath(text))
+    if not real.is_relative_to(of_text):
+        return False
+    return not any(part.startswith(".") for part in real.relative_to(of_text).parts)
+
+
 def _documents_in(path: Path, name: str, config: DataConfig) -> Iterator[Document]:
     """Yield the document of a text file, or the documents in the rows of a JSON or Parquet file.
 

@@ -4,6 +4,7 @@ import json
 import shutil
 from unittest.mock import Mock
 
+import pytest
 from support.commands import files_in, only_run
 
 from pe_bench.errors import UserError
@@ -108,3 +109,21 @@ def test_a_typed_length_below_the_training_length_is_shown(train, folder):
     assert outcome.code == 0
     [header] = [line for line in outcome.out.splitlines() if line.startswith("encoding ")]
     assert header.split()[1:4] == ["at", "16", "8"]
+
+
+@pytest.mark.parametrize("written", ["results_dir", "cache_dir"])
+def test_results_and_cache_are_refused_among_the_files_of_the_text(train, folder, written):
+    before = files_in(folder / "corpus")
+    outcome = train(f"{written}={folder / 'corpus' / 'inner'}")
+    assert outcome.code == 2 and f"lies in data.path={folder / 'corpus'}, whose files" in outcome.line
+    assert outcome.line.endswith("are the text: name a folder elsewhere")
+    outcome = train(f"{written}=inner", "data.path=..", f"data.validation_path={folder / 'corpus'}")
+    assert outcome.code == 2 and "lies in data.path=.., whose files are the text" in outcome.line
+    assert files_in(folder / "corpus") == before and not files_in(folder / "work")
+
+
+def test_a_hidden_folder_of_results_may_lie_among_the_files_of_the_text(train, folder):
+    hidden = f"results_dir={folder / 'corpus' / '.results'}"
+    assert train(hidden).code == 0
+    again = train(hidden)
+    assert again.code == 0 and "is already trained" in again.err
