@@ -12,6 +12,7 @@ from pe_bench.report.groups import (
     EVERYTHING,
     Groups,
     Selection,
+    best_note,
     check_best,
     differing_keys,
     explain_separation,
@@ -217,9 +218,9 @@ def build_report(
     if selection.margin is None:
         selection = replace(selection, margin=_common_margin(rows, runs))
     varying = selection.by  # the keys in which rows of a table may differ
+    choices: dict[str, str] = {}
     if selection.best is not None:
-        rows, note = keep_best(rows, runs, selection.best)
-        problems.append(note)
+        rows, choices = keep_best(rows, runs, selection.best)
         varying = (*varying, selection.best)
     shown_names = {row.run for row in rows}
     first_stage_rows = _rows_of_first_stages(rows, runs)
@@ -235,6 +236,8 @@ def build_report(
         shown = groups_of_newest(groups, results_dir)
     if newest_only and len(probed) > 1:
         probed = groups_of_newest(probed, results_dir)
+    if selection.best is not None:
+        problems.append(best_note(selection.best, choices, chain(*shown.values(), *probed.values())))
     probes = tuple(probe_tables(probed, runs, selection)) if probed else ()
     if not groups and probes:  # a Hugging Face model that was only probed
         return Report([], 0, runs.folder_of, tuple(problems), probes)

@@ -98,8 +98,8 @@ def check_best(key: str, by: Sequence[str]) -> None:
     require(key not in by, f"--best {key} and --by {key} exclude each other: give one of them")
 
 
-def keep_best(rows: Sequence[Row], runs: ScoredRuns, key: str) -> tuple[list[Row], str]:
-    """Return the rows of each encoding's runs with its best value of a key, and a note on the choice.
+def keep_best(rows: Sequence[Row], runs: ScoredRuns, key: str) -> tuple[list[Row], dict[str, str]]:
+    """Return the rows of each encoding's runs with its best value of a key, and the choice by run.
 
     The best has the lowest mean validation loss at the end of training, over the seeds that all values have.
     Raises `UserError` where a run has no validation loss.
@@ -114,21 +114,25 @@ def keep_best(rows: Sequence[Row], runs: ScoredRuns, key: str) -> tuple[list[Row
         alike = (row.encoding, row.data_hash, row.tokenizer, settings, row.steps)
         value = str(runs.value(row, key))
         compared_rows.setdefault(alike, {}).setdefault(value, {})[row.seed] = row
-    kept_runs: set[str] = set()
-    choices: list[str] = []
+    choices: dict[str, str] = {}
     for (encoding, *_), values in compared_rows.items():
         losses = {value: _mean_loss(values, value, runs) for value in values}
         best = min(losses, key=losses.__getitem__)
         choice = f"{encoding} {best}"
         if len(values) > 1:
             choice += f" of {', '.join(sorted(values))}"
-        choices.append(choice)
-        kept_runs |= {row.run for row in values[best].values()}
-    note = (
-        f"the best {key} of each encoding: {'; '.join(choices)}. Chosen by the mean validation loss at the "
+        choices |= {row.run: choice for row in values[best].values()}
+    return [row for row in rows if row.run in choices], choices
+
+
+def best_note(key: str, choices: Mapping[str, str], shown: Iterable[Row]) -> str:
+    """Return a note on the best values of a key. choices: those of `keep_best`; shown: rows of the tables."""
+    names = {row.run for row in shown}
+    texts = dict.fromkeys(choice for run, choice in choices.items() if run in names)
+    return (
+        f"the best {key} of each encoding: {'; '.join(texts)}. Chosen by the mean validation loss at the "
         "training length, on documents that are scored here, so levels may be slightly too good"
     )
-    return [row for row in rows if row.run in kept_runs], note
 
 
 def _mean_loss(values: Mapping[str, Mapping[int, Row]], value: str, runs: ScoredRuns) -> float:

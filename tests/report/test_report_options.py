@@ -323,6 +323,16 @@ def test_each_encoding_keeps_the_value_with_the_lowest_validation_loss(report: C
         assert "alibi 0.001 of 0.001, 0.003; rope 0.003 of 0.001, 0.003" in said
 
 
+def test_the_note_on_best_values_names_those_of_the_printed_tables(report: Command, rates: Path) -> None:
+    for run in (rates / "runs").iterdir():
+        if run.name.startswith("alibi"):
+            change_training(run, weight_decay=0.2)
+    hidden = " ".join(report("--best", "train.lr").out.split())
+    assert "other tables: 1" in hidden and hidden.count("of 0.001, 0.003") == 1
+    both = " ".join(report("--best", "train.lr", "--all").out.split())
+    assert "alibi 0.001 of 0.001, 0.003; rope 0.003 of 0.001, 0.003" in both
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
