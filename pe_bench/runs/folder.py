@@ -69,8 +69,8 @@ def locked(run: Path, *, waits: Callable[[str], None] | None = None) -> Iterator
     """Hold the lock of a run's folder while the context is open.
 
     waits: called with a message before this waits for another process's lock; None: do not wait.
-    Raise `RunError` if another process has the lock and `waits` is None, and for a run that is not safe to
-    write to.
+    Raise `RunError` if another process has the lock and `waits` is None, and for a run that cannot be written
+    or is not safe to write to.
     """
     check_files(run)
     lock = Lock(run / "lock")
@@ -84,6 +84,9 @@ def locked(run: Path, *, waits: Callable[[str], None] | None = None) -> Iterator
             raise RunError(message) from error
         waits(f"waits for another process that is working on {run}")
         lock.acquire()
+    except OSError as error:
+        reason = f"{run} cannot be written ({error.strerror or error})"
+        raise RunError(f"{reason}: change its permissions, or name a copy elsewhere") from error
     try:
         yield
     finally:

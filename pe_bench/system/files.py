@@ -58,7 +58,8 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
             os.replace(temporary, path)
             flush_to_disk(path.parent)
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # such as that of a read-only file system, which has no such file either
+            temporary.unlink(missing_ok=True)
 
 
 @contextmanager

@@ -12,7 +12,7 @@ import pytest
 from support.commands import Command, tiny_overrides
 
 from pe_bench.errors import RunError, UserError
-from pe_bench.runs.folder import gather
+from pe_bench.runs.folder import gather, locked
 from pe_bench.system.files import (
     TEMPORARY_PREFIX,
     Lock,
@@ -73,6 +73,22 @@ def write_folder(target: Path, text: str) -> None:
 def text_of(folder: Path) -> str:
     [text] = {(folder / name).read_text() for name in ("a", "b")}
     return text
+
+
+def test_an_error_of_a_read_only_file_system_names_the_file_or_run_of_the_caller(tmp_path, monkeypatch):
+    def refuse(path: object, *_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system", path)
+
+    for name in ("open", "unlink"):
+        monkeypatch.setattr(os, name, refuse)
+    with pytest.raises(RunError) as of_file:
+        write_atomically(tmp_path / "a.csv", lambda path: os.open(path, os.O_WRONLY))
+    with pytest.raises(RunError) as of_run, locked(tmp_path):
+        pass
+    monkeypatch.undo()
+    assert str(of_file.value) == f"{tmp_path}/a.csv could not be written: Read-only file system"
+    reason = f"{tmp_path} cannot be written (Read-only file system)"
+    assert str(of_run.value) == f"{reason}: change its permissions, or name a copy elsewhere"
 
 
 def test_a_folder_that_cannot_be_replaced_stays(tmp_path, monkeypatch):
