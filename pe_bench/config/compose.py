@@ -380,9 +380,21 @@ def _in_proportion(size: int, width: int, usual_width: int) -> int:
     return max(8, 8 * eighths)
 
 
+def _or_1(compute: Callable[..., int]) -> Callable[..., int]:
+    """Return `compute`, but 1 for arguments without a result, such as words, whose keys are refused later."""
+
+    def computed(*arguments: Any) -> int:
+        try:
+            return compute(*arguments)
+        except (ArithmeticError, TypeError, ValueError):
+            return 1
+
+    return computed
+
+
 RESOLVERS: dict[str, Callable[..., Any]] = {
-    "quotient": lambda a, b: max(1, a // b),
-    "in_proportion": _in_proportion,
+    "quotient": _or_1(lambda a, b: max(1, a // b)),
+    "in_proportion": _or_1(_in_proportion),
     "times": lambda a, b: a * b,
     "required": _refuse_missing_value,
     "expanduser": os.path.expanduser,

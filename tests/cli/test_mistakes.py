@@ -56,6 +56,10 @@ train encoding.name=../../x -> must be letters, digits and the signs . + - _, no
 train model=my.yaml -> model=my.yaml: there is no such file; `pe-bench list models` has names
 train encoding=local_global 'encoding.global={name: rope, modifiers: [logn]}' -> must be a mapping
 train experiment=drope -> give train.from=RUN
+train model.n_heads=0 -> model.n_heads must be a whole number of at least 1, not 0
+train model.n_heads=two -> model.n_heads must be a whole number of at least 1, not 'two'
+train model.d_model=wide -> model.d_model must be a whole number of at least 1, not 'wide'
+train model.d_model=inf -> model.d_model must be a whole number of at least 1, not inf
 train model.n_kv_heads=3 -> n_heads=4 is not divisible by model.n_kv_heads=3
 train data=pg19 data.source=files data.path=/nowhere -> data.path=/nowhere does not exist
 train data.path=x -> data.path=x is not read with data=stdlib: say data=files
