@@ -16,6 +16,8 @@ from pe_bench.errors import UserError, require
 
 MAX_INTEGER = 2**63 - 1  # the largest integer of PyTorch and NumPy
 SHOWN_CHARACTERS = 60  # characters of a wrong value
+# What pe-bench keeps in the folder of results. A picture or table of a person may lie beside them.
+FILES_OF_RESULTS = ("results.csv", "tries.json", "tries", "runs", "anchors", "sweeps")
 
 
 class Range(NamedTuple):
@@ -306,3 +308,20 @@ def require_writable(option: str, path: Path) -> None:
     require(path.parent.is_dir(), message)
     message = f"{option} {path} is not a regular file: name one in a folder"
     require(path.is_file() or not path.exists(), message)
+
+
+def require_apart(files: Mapping[str, Path], results_dir: str | Path) -> None:
+    """Raise `UserError` for two options with one file, and for an option with a file of the results.
+
+    files: the files to write, by option.
+    """
+    results = Path(os.path.realpath(results_dir))
+    options: dict[str, str] = {}
+    for option, path in files.items():
+        real = os.path.realpath(path)
+        message = f"{options.get(real)} and {option} both name {path}, which can hold only one of them"
+        require(real not in options, f"{message}: give another file")
+        options[real] = option
+        within = Path(real).relative_to(results).parts if Path(real).is_relative_to(results) else ("",)
+        message = f"{option} {path} would replace a file of the results: name one elsewhere"
+        require(within[0] not in FILES_OF_RESULTS, message)

@@ -10,7 +10,7 @@ from pe_bench.cli.data import print_runs
 from pe_bench.cli.options import command
 from pe_bench.errors import require
 from pe_bench.system.terminal import say, write_out
-from pe_bench.values import parse_lengths, require_writable
+from pe_bench.values import parse_lengths, require_apart, require_writable
 
 
 @command("explain", api.explain)
@@ -52,6 +52,8 @@ def explain(
     if plot is not None:
         require_writable("--plot", plot)
         picture_format(plot)
+    written = {"--csv": None if printed else csv, "--plot": plot}
+    require_apart({option: path for option, path in written.items() if path}, options["results_dir"])
     lengths = options.pop("lengths")
     options["lengths"] = parse_lengths(",".join(lengths)) if lengths else None
     names = list(runs)

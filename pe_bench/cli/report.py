@@ -9,7 +9,7 @@ from pe_bench.cli.data import print_data
 from pe_bench.cli.options import command
 from pe_bench.errors import require
 from pe_bench.system.terminal import say, write_out
-from pe_bench.values import check_type, parse_lengths, require_writable
+from pe_bench.values import check_type, parse_lengths, require_apart, require_writable
 
 if TYPE_CHECKING:
     from pe_bench.report.build import Report
@@ -61,6 +61,7 @@ def report(
 
     files = {"--csv": csv, "--markdown": markdown, "--latex": latex, "--html": html, "--plot": plot}
     printed, paths = _destinations(files, plot_of, as_json=as_json, probe=probe)
+    require_apart(paths, options["results_dir"])
     if probe:
         _refuse_options_of_levels(details=details, sort=sort, is_page=html is not None, options=options)
     results = read_report(

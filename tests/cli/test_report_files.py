@@ -55,6 +55,20 @@ def test_a_report_prints_and_draws_what_its_options_name(command: Command, run: 
     assert "--details" not in command("report", "--details").out
 
 
+def test_a_file_of_the_results_or_of_another_option_is_not_overwritten(command: Command, run: Path) -> None:
+    results, before = run.parents[1], (run / "config.yaml").read_bytes()
+    (results / "tries.json").write_text("[]")
+    for path in ("results.csv", "tries.json", f"runs/{run.name}/config.yaml", "runs/new.csv"):
+        for name in ("report", "explain"):
+            outcome = command(name, "--csv", str(results / path))
+            assert outcome.code == 2 and outcome.line.endswith("a file of the results: name one elsewhere")
+    assert (run / "config.yaml").read_bytes() == before and (results / "tries.json").read_text() == "[]"
+    outcome = command("report", "--csv", "a.txt", "--markdown", "./a.txt")
+    assert outcome.code == 2 and "--csv and --markdown both name a.txt" in outcome.line
+    assert not Path("a.txt").exists()
+    assert command("report", "--csv", str(results / "a.csv")).code == 0
+
+
 @pytest.mark.parametrize(
     "options", [["--details"], ["--sort", "128"], ["--baseline", "rope"], ["--margin", "0.1"]]
 )
