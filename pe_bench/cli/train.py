@@ -44,7 +44,8 @@ def train(
         results_dir=results.
     multirun: A sweep: train each combination of listed values.
     cfg job: Print every key and its value instead of training.
-    plan FILE: Check all jobs of a sweep, write the command of each on a line of FILE, and train nothing.
+    plan FILE: Check all jobs of a sweep, write the command of each on a line of FILE, and train nothing;
+        - prints the commands.
     lengths N,N: Context lengths to score, as 'eval.lengths=[N,N]'.
     config_dir DIR: A folder with your own encoding/NAME.yaml and similar files.
 
@@ -101,12 +102,19 @@ def _write_plan(overrides: Sequence[str], search: Sequence[Path], plan: Path) ->
     from pe_bench.config.compose import complete_overrides
     from pe_bench.system.files import write_text
 
-    require_writable("--plan", plan)
+    is_printed = str(plan) == "-"
+    if not is_printed:
+        require_writable("--plan", plan)
     overrides = complete_overrides(overrides, search)
     check_sweep(overrides, search)
     commands = commands_of_sweep(overrides, search)
-    write_text(plan, "\n".join([*commands, ""]))
-    say(f"{plan}: the commands of {count(len(commands), 'job')}; each does what is missing")
+    text = "\n".join([*commands, ""])
+    if is_printed:
+        write_out(text)
+    else:
+        write_text(plan, text)
+    name = "standard output" if is_printed else plan
+    say(f"{name}: the commands of {count(len(commands), 'job')}; each does what is missing")
 
 
 @command("extend", api.extend)

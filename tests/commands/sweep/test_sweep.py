@@ -202,6 +202,8 @@ def test_a_plan_has_one_checked_command_in_each_line_and_xargs_runs_them_side_by
     lines = Path("plan").read_text().splitlines()
     assert [line.split()[:2] for line in lines] == [["pe-bench", "train"]] * 2 and "hydra" not in lines[0]
     assert "one: the commands of 1 job; each" in train("encoding=nope", "--plan", "one").err
+    printed = train("encoding=nope", "--plan", "-")
+    assert printed.out == Path("one").read_text() and not Path("-").exists()
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     xargs = ["xargs", "-P", "2", "-I{}", "-a", "plan", "sh", "-c", "{}"]
     subprocess.run(xargs, env={**os.environ, "PATH": path}, check=True, capture_output=True)
