@@ -53,7 +53,7 @@ from pe_bench.runs.find import (
     scores_hf_model,
     tagged_runs,
 )
-from pe_bench.runs.folder import RunFolder, read_all, read_rows_of_run, read_unfinished
+from pe_bench.runs.folder import RunFolder, folders_of_runs, read_all, read_rows_of_run, read_unfinished
 from pe_bench.runs.rows import ALL, APART, POSITIONS, PROBE, Row, is_as_trained, one_per_run
 from pe_bench.runs.scores import RECALL
 from pe_bench.runs.typed import results_option, tags_of
@@ -333,6 +333,10 @@ def _readable_rows(results_dir: Path, runs: Sequence[str] | None) -> tuple[list[
     if not rows and unfinished:
         raise UserError("\n".join(each.text for each in unfinished))
     message = f"no scored run in {results_dir / 'runs'}: make one with `pe-bench train encoding=rope`"
+    begun = sum((run / "config.yaml").is_file() for run in folders_of_runs(results_dir))
+    if begun:
+        message = f"no scored run in {results_dir / 'runs'}, but {begun} not finished: see "
+        message += f"`pe-bench list runs{results_option(results_dir)}`; the same pe-bench train continues"
     tries = results_dir / "tries"
     if (tries / "runs").is_dir():
         message += f" (runs of try: --results-dir {tries})"

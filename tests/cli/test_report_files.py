@@ -55,6 +55,14 @@ def test_a_report_prints_and_draws_what_its_options_name(command: Command, run: 
     assert "--details" not in command("report", "--details").out
 
 
+def test_a_report_without_scores_names_the_runs_that_are_not_finished(command: Command, run: Path) -> None:
+    for name in ("result.json", "eval.csv"):
+        (run / name).unlink()
+    line = command("report").line
+    assert "no scored run in results/runs, but 1 not finished: see `pe-bench list runs`; the same" in line
+    assert line.endswith("pe-bench train continues")
+
+
 def test_a_file_of_the_results_or_of_another_option_is_not_overwritten(command: Command, run: Path) -> None:
     results, before = run.parents[1], (run / "config.yaml").read_bytes()
     (results / "tries.json").write_text("[]")
