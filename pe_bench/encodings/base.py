@@ -96,7 +96,6 @@ class Declared:
     # The learning rate of the encoding's parameters, as a multiple of the model's; 0 leaves them at their
     # initial values. A bias of scores moves further in training than the entries of a matrix.
     lr_multiple: ClassVar[float] = 1.0
-    version: ClassVar[int] = 1  # raised if the same options give other scores than before
     inert: ClassVar[frozenset[str]] = frozenset()  # parameters that cancel in the softmax, for `check`
     window_factor: ClassVar[str | None] = None  # the option that, at null, follows the window's length
     searched: ClassVar[str | None] = None  # the option that `extend` searches for each trained model

@@ -168,7 +168,7 @@ class PartSpec:
         return Layers(built_parts) if is_layer_encoding else built_parts[0]
 
     def identity(self) -> dict[str, Any]:
-        """Return the part's share of a run's identity: name, hash of outside code, options, version, rate.
+        """Return the part's share of a run's identity: name, hash of outside code, options, learning rate.
 
         The place of a class is left out, so that files can move. Sizes of the model are left out too, because
         the model's own identity has them, and a class can begin to read one.
@@ -181,8 +181,6 @@ class PartSpec:
         identity = {"name": self.name if self.is_built_in else class_name, "options": options}
         if self.values.get("code_sha256"):
             identity["code"] = self.values["code_sha256"]
-        if self.encoding_class.version != 1:
-            identity["version"] = self.encoding_class.version
         if self.encoding_class.lr_multiple != 1:
             identity["lr_multiple"] = self.encoding_class.lr_multiple
         return identity

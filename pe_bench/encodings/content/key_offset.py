@@ -33,7 +33,6 @@ class KeyOffset(LayerEncoding):
     """
 
     transforms_first = True
-    version = 2
 
     def __init__(self, d_head: int, fraction: Share = 0.25):
         super().__init__()
