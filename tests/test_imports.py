@@ -57,7 +57,8 @@ ALLOWED = {
     "commands.job",
     "commands.export": "errors system config data model runs report scoring training hf commands.job",
     "commands.train": "errors system values config runs scoring training trackers commands.job",
-    "commands.extend_hf": "errors system config data runs report scoring training hf commands.evaluate",
+    "commands.extend_hf": "errors system config data runs report scoring training hf commands.job "
+    "commands.evaluate",
     "commands.show_run": "errors system render data model runs scoring inspection commands.job "
     "commands.evaluate",
     "commands.explain": "errors system values render encodings config data model runs report scoring "

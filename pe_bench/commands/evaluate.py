@@ -11,6 +11,7 @@ import torch
 from pe_bench.commands.job import (
     at_work,
     load,
+    refuse_writing_into_text,
     score_encodings,
     trusted,
     with_weights,
@@ -287,6 +288,8 @@ class PreparedScoring:
 
     def score(self) -> Run:
         """Compute the missing scores, and return the run with all rows. Raises `UserError`, `RunError`."""
+        if self.loaded is not None:  # a Hugging Face model, whose scores begin a folder of results
+            refuse_writing_into_text(self.config)
         loaded = self.loaded or load_finished(self.folder, self.config, self.planner)
         with print_cost_once(_scoring_text):
             rows = score_finished(loaded, self.results_dir, self.others, self.judge, self.waits)
@@ -439,7 +442,7 @@ def _config_of_hf_model(name: str, request: Evaluation) -> Config:
 def load_finished(run: Path, config: Config, planner: Planner = make_plans) -> LoadedModel:
     """Load a finished run to score at the lengths of its `config`. Raises `UserError`, `RunError`."""
     result = runs.read_result(run) or {}
-    _require_text(config)
+    require_text(config)
     job, plans = load(config, planner, run)
     if config.hf_model is not None:
         return LoadedModel(replace(job, folder=run), plans)
@@ -467,7 +470,7 @@ def load_finished(run: Path, config: Config, planner: Planner = make_plans) -> L
     return LoadedModel(job, plans, trained)
 
 
-def _require_text(config: Config) -> None:
+def require_text(config: Config) -> None:
     """Raise `UserError`, with a way out, for a finished run whose files of text are gone."""
     path = config.data.path
     if config.task is not None or config.data.source != "files" or path is None:

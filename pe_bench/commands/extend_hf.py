@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from pe_bench.commands.evaluate import Evaluation, prepare
+from pe_bench.commands.job import refuse_writing_into_text
 from pe_bench.config.arguments import value_texts, without_keys
 from pe_bench.config.compose import compose
 from pe_bench.config.parse import parse_config
@@ -104,6 +105,7 @@ def extend_hf(
     if VALIDATION_KEY not in keys and "data.validation_path" not in keys:
         for_scores.append(f"{VALIDATION_KEY}={DataConfig.validation_fraction}")
     config = hf_model_config(text, for_scores, {}, {}, scores.results_dir, data_path=scores.data_path)
+    refuse_writing_into_text(config)
     length = round(to * config.trained_length)
     settings = _settings(config, for_training, length, tokens, train_layers)
     stretched = [with_factor(each, to, ()) for each in requested]

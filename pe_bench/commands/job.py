@@ -12,7 +12,7 @@ from torch import Tensor
 from pe_bench.config.schema import HF_SECTION, Config
 from pe_bench.data.batches import windows_of
 from pe_bench.data.packed import Data, load_data, summary
-from pe_bench.data.sources import is_read_with
+from pe_bench.data.sources import is_among_files_of
 from pe_bench.encodings.source import copy_files
 from pe_bench.encodings.spec import EncodingSpec
 from pe_bench.errors import RunError, UserError, require
@@ -48,8 +48,6 @@ def load(config: Config, planner: Planner = make_plans, run: Path | None = None)
 
     run: the folder of a finished run, whose parent is not needed any more.
     """
-    if run is None:
-        _refuse_writing_into_text(config)
     if config.hf_model is not None:
         return load_hf_model(config, planner)
     device = machine.resolve_device(config.device)
@@ -92,20 +90,21 @@ def load(config: Config, planner: Planner = make_plans, run: Path | None = None)
     return job, plans
 
 
-def _refuse_writing_into_text(config: Config) -> None:
+def refuse_writing_into_text(config: Config) -> None:
     """Raise `UserError` if results or the cache would lie among the files of the text.
 
     The next command would read them as text: its data and its runs would be others, or it would fail.
     """
     if config.data.source != "files":
         return
-    written = {f"results_dir={config.results_dir}": Path(config.results_dir)}
-    written["the cache"] = cache_root(config.cache_dir)
+    cache = cache_root(config.cache_dir)
+    results = Path(config.results_dir)
+    written = {f"the folder of results, {results},": results, f"the cache, {cache},": cache}
     texts = {"data.path": config.data.path, "data.validation_path": config.data.validation_path}
     for key, path in texts.items():
         for name, folder in written.items():
             message = f"{name} lies in {key}={path}, whose files are the text: name a folder elsewhere"
-            require(not path or not is_read_with(folder, Path(path)), message)
+            require(not path or not is_among_files_of(folder, Path(path)), message)
 
 
 def _windows_of_text(data: Data, length: int) -> Tensor:

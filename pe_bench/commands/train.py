@@ -13,6 +13,7 @@ from pe_bench.commands.job import (
     at_work,
     explain_stop,
     load,
+    refuse_writing_into_text,
     score_encodings,
     with_weights,
     write_config,
@@ -79,6 +80,7 @@ def prepare(config: Config, planner: Planner = make_plans) -> tuple[Job, list[Pl
     message = "a Hugging Face model is scored and not trained: say pe-bench eval hf:FOLDER"
     require(config.hf_model is None, message)
     check_folder(config.results_dir, "results_dir", is_written=True)
+    refuse_writing_into_text(config)
     if world_size() > 1:  # as many as torchrun has started
         config = replace(config, train=replace(config.train, processes=world_size()))
         config.check()

@@ -152,7 +152,7 @@ def files_in(folder: Path) -> list[Path]:
     return sorted(files, key=lambda path: path.relative_to(folder).as_posix())
 
 
-def is_read_with(folder: Path, text: Path) -> bool:
+def is_among_files_of(folder: Path, text: Path) -> bool:
     """Return whether `files_in(text)` finds what lies in a folder, which need not exist yet."""
     real, of_text = Path(os.path.realpath(folder)), Path(os.path.realpath(text))
     if not real.is_relative_to(of_text):

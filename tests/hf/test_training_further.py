@@ -216,6 +216,20 @@ def test_what_cannot_be_trained_is_one_line_and_writes_nothing(
     assert not (tmp_path / "results").exists()
 
 
+def test_results_of_an_hf_model_are_refused_among_the_files_of_the_text(
+    tmp_path: Path, command: Command, arguments: list[str]
+) -> None:
+    model, corpus = f"hf:{tmp_path / 'llama'}", tmp_path / "corpus"
+    text = ("data=files", f"data.path={corpus}", f"cache_dir={tmp_path / 'cache'}")
+    for words in (["extend", *arguments], ["eval", model, "--lengths", "48", *text]):
+        outcome = command(*words, "--results-dir", str(corpus / "results"))
+        assert outcome.code == 2 and "the folder of results" in outcome.line, outcome.err
+        assert not (corpus / "results").exists()
+    # explain writes nothing there.
+    outcome = command("explain", model, "--lengths", "48", *text, "--results-dir", str(corpus / "results"))
+    assert outcome.code == 0, outcome.err
+
+
 def test_text_and_layers_to_train_are_for_hf_models_that_are_trained(
     tmp_path: Path, command: Command, arguments: list[str]
 ) -> None:

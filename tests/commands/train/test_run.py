@@ -116,6 +116,7 @@ def test_results_and_cache_are_refused_among_the_files_of_the_text(train, folder
     before = files_in(folder / "corpus")
     outcome = train(f"{written}={folder / 'corpus' / 'inner'}")
     assert outcome.code == 2 and f"lies in data.path={folder / 'corpus'}, whose files" in outcome.line
+    assert str(folder / "corpus" / "inner") in outcome.line
     assert outcome.line.endswith("are the text: name a folder elsewhere")
     outcome = train(f"{written}=inner", "data.path=..", f"data.validation_path={folder / 'corpus'}")
     assert outcome.code == 2 and "lies in data.path=.., whose files are the text" in outcome.line
