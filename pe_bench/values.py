@@ -17,7 +17,7 @@ from pe_bench.errors import UserError, require
 MAX_INTEGER = 2**63 - 1  # the largest integer of PyTorch and NumPy
 SHOWN_CHARACTERS = 60  # characters of a wrong value
 # What pe-bench keeps in the folder of results. A picture or table of a person may lie beside them.
-FILES_OF_RESULTS = ("results.csv", "tries.json", "tries", "runs", "anchors", "sweeps")
+FILES_OF_RESULTS = ("results.csv", "speed.csv", "tries.json", "tries", "runs", "anchors", "sweeps")
 
 
 class Range(NamedTuple):
@@ -322,6 +322,7 @@ def require_apart(files: Mapping[str, Path], results_dir: str | Path) -> None:
         message = f"{options.get(real)} and {option} both name {path}, which can hold only one of them"
         require(real not in options, f"{message}: give another file")
         options[real] = option
-        within = Path(real).relative_to(results).parts if Path(real).is_relative_to(results) else ("",)
-        message = f"{option} {path} would replace a file of the results: name one elsewhere"
-        require(within[0] not in FILES_OF_RESULTS, message)
+        require(Path(real) != results, f"{option} {path} is the folder of results: name a file")
+        for name in FILES_OF_RESULTS:
+            message = f"{option} {path} lies among the files of the results: name one elsewhere"
+            require(not Path(real).is_relative_to(results / name), message)

@@ -47,13 +47,15 @@ def explain(
 
     printed = csv is not None and str(csv) == "-"
     require(not (printed and as_json), "--csv - and --json both print instead of the table: choose one")
+    written: dict[str, Path] = {}
     if csv is not None and not printed:
         require_writable("--csv", csv)
+        written["--csv"] = csv
     if plot is not None:
         require_writable("--plot", plot)
         picture_format(plot)
-    written = {"--csv": None if printed else csv, "--plot": plot}
-    require_apart({option: path for option, path in written.items() if path}, options["results_dir"])
+        written["--plot"] = plot
+    require_apart(written, options["results_dir"])
     lengths = options.pop("lengths")
     options["lengths"] = parse_lengths(",".join(lengths)) if lengths else None
     names = list(runs)

@@ -111,10 +111,9 @@ def _write_plan(overrides: Sequence[str], search: Sequence[Path], plan: Path) ->
     text = "\n".join([*commands, ""])
     if is_printed:
         write_out(text)
-    else:
-        write_text(plan, text)
-    name = "standard output" if is_printed else plan
-    say(f"{name}: the commands of {count(len(commands), 'job')}; each does what is missing")
+        return
+    write_text(plan, text)
+    say(f"{plan}: the commands of {count(len(commands), 'job')}; each does what is missing")
 
 
 @command("extend", api.extend)

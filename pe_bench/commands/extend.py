@@ -14,7 +14,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from pe_bench.commands.evaluate import Evaluation, prepare, score_each
+from pe_bench.commands.evaluate import Evaluation, prepare, require_text, score_each
 from pe_bench.commands.extend_hf import extend_hf
 from pe_bench.commands.job import load_trained, trusted
 from pe_bench.commands.sweep.run import launch
@@ -41,8 +41,8 @@ from pe_bench.scoring.stages import (
     encoding_label,
     encoding_overrides,
     inherited_values,
+    load_blocks_to_search_on,
     option_to_give,
-    require_text_to_search_on,
     search_option,
     stage_encoding,
     stretched_lengths,
@@ -387,7 +387,8 @@ def _with_searched_values(requested: Requested, run: Path, config: Config, lengt
     name = f"{requested.text} at {length} beyond {config.eval.targets} targets"
     kept = _read_searched(path)
     if name not in kept:
-        blocks = require_text_to_search_on(config, option, length)
+        require_text(config)
+        blocks = load_blocks_to_search_on(config, option, length)
         say(f"{requested.text}: searching {option} for {run.name} at {length} tokens")
         trained = load_trained(run, trusted(config, ()))
         found = [*search_option(trained, requested, option, length, blocks)]

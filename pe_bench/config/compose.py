@@ -380,21 +380,24 @@ def _in_proportion(size: int, width: int, usual_width: int) -> int:
     return max(8, 8 * eighths)
 
 
-def _or_1(compute: Callable[..., int]) -> Callable[..., int]:
-    """Return `compute`, but 1 for arguments without a result, such as words, whose keys are refused later."""
+def _one_if_undefined(compute: Callable[..., int]) -> Callable[..., int]:
+    """Return a function that returns 1 where `compute` fails, such as for words or a division by zero.
 
-    def computed(*arguments: Any) -> int:
+    The check of the configuration then refuses the wrong argument by the name of its key.
+    """
+
+    def compute_or_one(*arguments: Any) -> int:
         try:
             return compute(*arguments)
         except (ArithmeticError, TypeError, ValueError):
             return 1
 
-    return computed
+    return compute_or_one
 
 
 RESOLVERS: dict[str, Callable[..., Any]] = {
-    "quotient": _or_1(lambda a, b: max(1, a // b)),
-    "in_proportion": _or_1(_in_proportion),
+    "quotient": _one_if_undefined(lambda a, b: max(1, a // b)),
+    "in_proportion": _one_if_undefined(_in_proportion),
     "times": lambda a, b: a * b,
     "required": _refuse_missing_value,
     "expanduser": os.path.expanduser,

@@ -333,10 +333,10 @@ def _readable_rows(results_dir: Path, runs: Sequence[str] | None) -> tuple[list[
     if not rows and unfinished:
         raise UserError("\n".join(each.text for each in unfinished))
     message = f"no scored run in {results_dir / 'runs'}: make one with `pe-bench train encoding=rope`"
-    begun = sum((run / "config.yaml").is_file() for run in folders_of_runs(results_dir))
+    begun = any((run / "config.yaml").is_file() for run in folders_of_runs(results_dir))
     if begun:
-        message = f"no scored run in {results_dir / 'runs'}, but {begun} not finished: see "
-        message += f"`pe-bench list runs{results_option(results_dir)}`; the same pe-bench train continues"
+        listing = f"`pe-bench list runs{results_option(results_dir)}` shows what is not finished"
+        message = f"no scored run in {results_dir / 'runs'}: {listing}, and the same command continues it"
     tries = results_dir / "tries"
     if (tries / "runs").is_dir():
         message += f" (runs of try: --results-dir {tries})"

@@ -86,7 +86,7 @@ def locked(run: Path, *, waits: Callable[[str], None] | None = None) -> Iterator
         lock.acquire()
     except OSError as error:
         reason = f"{run} cannot be written ({error.strerror or error})"
-        raise RunError(f"{reason}: change its permissions, or name a copy elsewhere") from error
+        raise RunError(f"{reason}: copy it to a folder that can be written") from error
     try:
         yield
     finally:

@@ -224,8 +224,8 @@ def blocks_to_search_on(config: Config, split: Split, data_hash: str, length: in
     return blocks.chosen(blocks.turn >= evaluation.targets)
 
 
-def require_text_to_search_on(config: Config, option: str, length: int) -> TargetBlocks:
-    """Return the target blocks to search an option on; no model is loaded. Raise `UserError` without any."""
+def load_blocks_to_search_on(config: Config, option: str, length: int) -> TargetBlocks:
+    """Return the target blocks to search an option on, without a model. Raise `UserError` without blocks."""
     data = load_data(config)
     blocks = blocks_to_search_on(config, data.validation, data.hash, length)
     message = f"eval.targets={config.eval.targets} leaves no text to search {option} on: give {option}"
@@ -239,7 +239,7 @@ def search_option(
     """Return the value of a searched option with the least loss at a length, of recall targets if any.
 
     The search begins with the best guess of the option's class, and changes the best value at random, from a
-    fixed seed, `SEARCH_ROUNDS` times. job: with trained weights. blocks: from `require_text_to_search_on`.
+    fixed seed, `SEARCH_ROUNDS` times. job: with trained weights. blocks: from `load_blocks_to_search_on`.
     Raises `RunError` if a value cannot be scored.
     """
     config = job.config

@@ -12,7 +12,7 @@ from support.commands import Command
 
 from pe_bench.cli.app import app
 from pe_bench.cli.completion import LISTS
-from pe_bench.cli.options import ADVANCED_OPTIONS, CHECKED_RANGES
+from pe_bench.cli.options import ADVANCED_OPTIONS
 from pe_bench.config.groups import keys
 from pe_bench.values import AtLeast2, ProbeDepths, Range
 
@@ -52,8 +52,6 @@ def test_a_range_in_a_help_is_the_one_that_the_command_checks(command: Command) 
     reference: Range = get_args(AtLeast2)[1]
     text = " ".join(command("eval", "--help").out.split())
     assert f"[default: its training length] [x>={reference.least}]" in text
-    # No second place has the numbers.
-    assert {"depths": ProbeDepths, "reference": AtLeast2} == CHECKED_RANGES
 
 
 def test_help_imports_nothing_heavy() -> None:

@@ -55,26 +55,30 @@ def test_a_report_prints_and_draws_what_its_options_name(command: Command, run: 
     assert "--details" not in command("report", "--details").out
 
 
-def test_a_report_without_scores_names_the_runs_that_are_not_finished(command: Command, run: Path) -> None:
+def test_a_report_without_scores_says_where_unfinished_runs_are_listed(command: Command, run: Path) -> None:
     for name in ("result.json", "eval.csv"):
         (run / name).unlink()
     line = command("report").line
-    assert "no scored run in results/runs, but 1 not finished: see `pe-bench list runs`; the same" in line
-    assert line.endswith("pe-bench train continues")
+    assert "no scored run in results/runs: `pe-bench list runs` shows what is not finished" in line
+    assert line.endswith("and the same command continues it")
 
 
 def test_a_file_of_the_results_or_of_another_option_is_not_overwritten(command: Command, run: Path) -> None:
     results, before = run.parents[1], (run / "config.yaml").read_bytes()
     (results / "tries.json").write_text("[]")
-    for path in ("results.csv", "tries.json", f"runs/{run.name}/config.yaml", "runs/new.csv"):
+    for path in ("results.csv", "tries.json", f"runs/{run.name}/config.yaml", "runs/new.csv", "speed.csv"):
         for name in ("report", "explain"):
             outcome = command(name, "--csv", str(results / path))
-            assert outcome.code == 2 and outcome.line.endswith("a file of the results: name one elsewhere")
+            assert outcome.code == 2 and outcome.line.endswith(
+                "among the files of the results: name one elsewhere"
+            )
     assert (run / "config.yaml").read_bytes() == before and (results / "tries.json").read_text() == "[]"
     outcome = command("report", "--csv", "a.txt", "--markdown", "./a.txt")
     assert outcome.code == 2 and "--csv and --markdown both name a.txt" in outcome.line
     assert not Path("a.txt").exists()
     assert command("report", "--csv", str(results / "a.csv")).code == 0
+    outcome = command("report", "--csv", "none", "--results-dir", "none")
+    assert outcome.code == 2 and "--csv none is the folder of results" in outcome.line
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from support.commands import LEARNED, TRIED, Command, only_run
 
 from pe_bench.commands import train as training
 from pe_bench.commands.explain import explain
+from pe_bench.runs.job import Job
 from pe_bench.system import cost
 from pe_bench.training import trainer
 
@@ -49,13 +50,17 @@ def test_a_training_s_cost_has_its_validations_whose_passes_are_shorter_than_ste
     train: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected: list[float] = []
+    jobs: list[Job] = []
     monkeypatch.setattr(cost.Pace, "seconds_per_unit", lambda *given: 1.0)
     monkeypatch.setattr(training, "expect", lambda seconds, cores: expected.append(seconds))
-    monkeypatch.setattr(training, "_steps_of_scoring", lambda *given: 0.0)
+    monkeypatch.setattr(training, "_steps_of_scoring", lambda job, plans: jobs.append(job) or 0.0)
     # After steps 4, 8 and 9, of 72 windows; a step is of 4.
     words = ("train.steps=9", "train.validate_every=4", "train.validation_tokens=1152")
     assert train("encoding=rope", *words).code == 0
-    assert expected[0] == pytest.approx(9 + 3 * 72 / (4 * training.FORWARD_PASSES_PER_STEP))
+    of_one = 72 / (4 * training.FORWARD_PASSES_PER_STEP)
+    assert expected[0] == pytest.approx(9 + 3 * of_one)
+    # A run that continues after step 8 has validated twice.
+    assert training._steps_of_validation(jobs[0], begun_at=8) == pytest.approx(of_one)
 
 
 def test_scoring_and_probing_say_it_once_for_all_runs_and_encodings(

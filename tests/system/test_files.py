@@ -88,7 +88,7 @@ def test_an_error_of_a_read_only_file_system_names_the_file_or_run_of_the_caller
     monkeypatch.undo()
     assert str(of_file.value) == f"{tmp_path}/a.csv could not be written: Read-only file system"
     reason = f"{tmp_path} cannot be written (Read-only file system)"
-    assert str(of_run.value) == f"{reason}: change its permissions, or name a copy elsewhere"
+    assert str(of_run.value) == f"{reason}: copy it to a folder that can be written"
 
 
 def test_a_folder_that_cannot_be_replaced_stays(tmp_path, monkeypatch):

@@ -161,7 +161,7 @@ class StoredPieces:
         return rows
 
     def label_of(self, piece: Piece) -> str:
-        """Return the label of a stored piece in tables; the study's file may write its options otherwise."""
+        """Return a stored piece's label in tables; the study's file may write its options differently."""
         return self._rows([piece])[0].encoding
 
     def add(self, piece: Piece, steps: Sequence[FinishedStep], results_dir: Path) -> None:
