@@ -242,10 +242,12 @@ def _draw_figure(sizes: Sequence[SizeResult], study: Study) -> "Figure":
     axes.axhspan(-MARGIN, MARGIN, color=paper.MARGIN_BAND, linewidth=0, zorder=0)
     axes.yaxis.set_major_formatter(lambda tick, _: f"{tick:+g}" if tick else "0")
     axes.yaxis.set_minor_locator(NullLocator())
-    ticks: dict[str, int] = {}
-    for parameters in sorted(size.parameters for size in sizes):  # encodings of one size differ a little
-        ticks.setdefault(f"{parameters / 1e6:.1g}M", parameters)
-    axes.set_xticks(list(ticks.values()), list(ticks))
+    ticks: list[int] = []
+    for parameters in sorted(size.parameters for size in sizes):
+        # Encodings of one size have a few parameters more or less.
+        if not ticks or parameters > 1.5 * ticks[-1]:
+            ticks.append(parameters)
+    axes.set_xticks(ticks, [f"{parameters / 1e6:.1g}M" for parameters in ticks])
     axes.xaxis.set_minor_locator(NullLocator())
     axes.set_xlabel("parameters")
     axes.grid(axis="y", color=paper.RULE)
