@@ -332,15 +332,8 @@ def _readable_rows(results_dir: Path, runs: Sequence[str] | None) -> tuple[list[
         raise RunError("\n".join(dict.fromkeys(gathered.problems.values())))
     if not rows and unfinished:
         raise UserError("\n".join(each.text for each in unfinished))
-    message = f"no scored run in {results_dir / 'runs'}: make one with `pe-bench train encoding=rope`"
-    begun = any((run / "config.yaml").is_file() for run in folders_of_runs(results_dir))
-    if begun:
-        listing = f"`pe-bench list runs{results_option(results_dir)}` shows what is not finished"
-        message = f"no scored run in {results_dir / 'runs'}: {listing}, and the same command continues it"
-    tries = results_dir / "tries"
-    if (tries / "runs").is_dir():
-        message += f" (runs of try: --results-dir {tries})"
-    require(bool(rows), message)
+    if not rows:
+        raise UserError(_no_scored_run_text(results_dir))
     problems = dict.fromkeys(gathered.problems.values())
     left_out = [f"left out: {problem}" for problem in problems]
     names = None if runs is None else [Path(run).name for run in runs]
@@ -354,6 +347,19 @@ def _readable_rows(results_dir: Path, runs: Sequence[str] | None) -> tuple[list[
         reasons = [gathered.problems.get(name, f"unknown run {name!r}") for name in names]
         raise RunError("\n".join(reasons))
     return [row for row in rows if row.run in names], left_out
+
+
+def _no_scored_run_text(results_dir: Path) -> str:
+    """Return a message for a folder without scores, with the command that gives some."""
+    begun = any((run / "config.yaml").is_file() for run in folders_of_runs(results_dir))
+    way_out = "make one with `pe-bench train encoding=rope`"
+    if begun:
+        way_out = f"`pe-bench list runs{results_option(results_dir)}` shows what is not finished"
+        way_out += ", and the same command continues it"
+    tries = results_dir / "tries"
+    if (tries / "runs").is_dir():
+        way_out += f" (runs of try: --results-dir {tries})"
+    return f"no scored run in {results_dir / 'runs'}: {way_out}"
 
 
 def _rows_of_protocol(rows: list[Row], protocol: str) -> list[Row]:
