@@ -303,26 +303,28 @@ def check_folder(folder: str | Path, key: str, *, is_written: bool = False) -> P
 
 
 def require_writable(option: str, path: Path) -> None:
-    """Raise `UserError` if the file of an option cannot be written."""
+    """Raise `UserError` if the file of an option cannot be written, or lies among the files of results."""
     message = f"{option} {path}: there is no folder {path.parent}; make it, or name a file elsewhere"
     require(path.parent.is_dir(), message)
     message = f"{option} {path} is not a regular file: name one in a folder"
     require(path.is_file() or not path.exists(), message)
+    real = Path(os.path.realpath(path))
+    message = f"{option} {path} lies among the files of the results: name one elsewhere"
+    for folder in real.parents:
+        is_of_results = real.relative_to(folder).parts[0] in FILES_OF_RESULTS
+        require(not (is_of_results and any(folder.glob("runs/*/config.yaml"))), message)
 
 
 def require_apart(files: Mapping[str, Path], results_dir: str | Path) -> None:
-    """Raise `UserError` for two options with one file, and for an option with a file of the results.
+    """Raise `UserError` for two options with one file, and for an option that names the folder of results.
 
     files: the files to write, by option.
     """
-    results = Path(os.path.realpath(results_dir))
+    results = os.path.realpath(results_dir)
     options: dict[str, str] = {}
     for option, path in files.items():
         real = os.path.realpath(path)
         message = f"{options.get(real)} and {option} both name {path}, which can hold only one of them"
         require(real not in options, f"{message}: give another file")
         options[real] = option
-        require(Path(real) != results, f"{option} {path} is the folder of results: name a file")
-        for name in FILES_OF_RESULTS:
-            message = f"{option} {path} lies among the files of the results: name one elsewhere"
-            require(not Path(real).is_relative_to(results / name), message)
+        require(real != results, f"{option} {path} is the folder of results: name a file")

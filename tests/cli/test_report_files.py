@@ -81,6 +81,29 @@ def test_a_file_of_the_results_or_of_another_option_is_not_overwritten(command: 
     assert outcome.code == 2 and "--csv none is the folder of results" in outcome.line
 
 
+def test_no_option_writes_among_the_files_of_any_folder_of_results(command: Command, run: Path) -> None:
+    results, elsewhere = run.parents[1], run.parents[2] / "elsewhere"
+    add_run(elsewhere, "rope", LEVELS)
+    (results / "tries.json").write_text("[]")
+    (results / "linked").symlink_to(results / "runs")
+    plan, drawn = ("train", "-m", "seed=0,1", "--plan"), ("extend", "rope", "--plot")
+    report = ("report", "--results-dir", str(elsewhere), "--csv")
+    for words, path in (
+        (plan, "tries.json"),
+        (plan, f"runs/{run.name}/config.yaml"),
+        (report, "results.csv"),
+        (report, "linked/new.csv"),
+        (drawn, "runs/new.png"),
+        (("show", "rope", "--plot"), "runs/new.png"),
+    ):
+        outcome = command(*words, str(results / path))
+        assert outcome.code == 2 and outcome.line.endswith(
+            f"{words[-1]} {results / path} lies among the files of the results: name one elsewhere"
+        )
+    assert (results / "tries.json").read_text() == "[]"
+    assert command(*report, str(results / "a.csv")).code == 0
+
+
 @pytest.mark.parametrize(
     "options", [["--details"], ["--sort", "128"], ["--baseline", "rope"], ["--margin", "0.1"]]
 )
