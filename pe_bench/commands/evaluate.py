@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 import torch
 
 from pe_bench.commands.job import (
+    all_scored_rows,
     at_work,
     load,
     refuse_writing_into_text,
@@ -489,9 +490,10 @@ def score_finished(
     """Score a loaded model, then its weights under `replacements`; return the rows.
 
     The rows of a run in `results_dir` are added to its results.csv. A scored Hugging Face model becomes a
-    finished run. judge: the run whose scores choose the key targets; if the loaded model is this run, it is
-    not scored on the key targets, because they would flatter it. waits: called with a message before this
-    waits for another process; with None, such a process is an error. Raises `UserError`, `RunError`.
+    finished run. A run that cannot be written needs to have all scores. judge: the run whose scores choose
+    the key targets; if the loaded model is this run, it is not scored on the key targets, because they would
+    flatter it. waits: called with a message before this waits for another process; with None, such a process
+    is an error. Raises `UserError`, `RunError`.
     """
     job, plans, trained = loaded
     run = job.folder
@@ -506,19 +508,25 @@ def score_finished(
         judged = key_slices(judge, plans, job.config.train.length)
     if trained is None:
         models_under(job, replacements)  # so that an error in the last comes before anything is written
-    with at_work(job, waits, machine.LESS_MEMORY_IN_SCORING):
-        if trained is None:
-            write_description(job)
-        else:
-            job = with_weights(job, trained)
-        rows = score_encodings(job, plans, replacements)
-        if trained is None:
-            write_result(job, None)
-        if judge is not None:
-            keep_slices(run, judged, judge.name)
-        result = runs.read_result(run) or {}
-        if result.get("data_hash") == job.data.hash:
-            score_missing_anchors(job, plans, rows)
+    try:
+        with at_work(job, waits, machine.LESS_MEMORY_IN_SCORING):
+            if trained is None:
+                write_description(job)
+            else:
+                job = with_weights(job, trained)
+            rows = score_encodings(job, plans, replacements)
+            if trained is None:
+                write_result(job, None)
+            if judge is not None:
+                keep_slices(run, judged, judge.name)
+            result = runs.read_result(run) or {}
+            if result.get("data_hash") == job.data.hash:
+                score_missing_anchors(job, plans, rows)
+    except runs.ReadOnlyError:
+        scored = all_scored_rows(job, plans, replacements)
+        if trained is None or judge is not None or scored is None:
+            raise
+        return scored
     if run.resolve().parent == (results_dir / "runs").resolve():
         runs.gather_and_warn(results_dir)
     return rows

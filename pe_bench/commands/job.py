@@ -246,6 +246,20 @@ def with_weights(job: Job, trained: checkpoint.Checkpoint) -> Job:
     return replace(job, tokens_per_second=trained.step * train.batch_tokens / trained.train_seconds)
 
 
+def all_scored_rows(
+    job: Job, plans: Sequence[Plan], replacements: Sequence[OtherEncoding] = ()
+) -> list[Row] | None:
+    """Return the rows that `score_encodings` returns; None if it would have to score a plan."""
+    is_changed = job.scored_with != job.label
+    rows = scored_rows(job, plans) if is_changed else []
+    for label in (job.scored_with, *(other.label for other in replacements)):
+        scored = scored_rows(job, plans, label)
+        if len(scored) < len(plans):
+            return None
+        rows += scored
+    return rows
+
+
 def score_encodings(
     job: Job, plans: Sequence[Plan], replacements: Sequence[OtherEncoding] = (), bars: Bars = progress_bar
 ) -> list[Row]:

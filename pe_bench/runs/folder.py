@@ -64,13 +64,17 @@ def read_config(run: Path) -> Config:
         raise UserError(message) from error
 
 
+class ReadOnlyError(RunError):
+    """Raised for a run that cannot be written."""
+
+
 @contextmanager
 def locked(run: Path, *, waits: Callable[[str], None] | None = None) -> Iterator[None]:
     """Hold the lock of a run's folder while the context is open.
 
     waits: called with a message before this waits for another process's lock; None: do not wait.
-    Raise `RunError` if another process has the lock and `waits` is None, and for a run that cannot be written
-    or is not safe to write to.
+    Raise `RunError` if another process has the lock and `waits` is None, and for a run that is not safe to
+    write to; `ReadOnlyError` for a run that cannot be written.
     """
     check_files(run)
     lock = Lock(run / "lock")
@@ -86,7 +90,7 @@ def locked(run: Path, *, waits: Callable[[str], None] | None = None) -> Iterator
         lock.acquire()
     except OSError as error:
         reason = f"{run} cannot be written ({error.strerror or error})"
-        raise RunError(f"{reason}: copy it to a folder that can be written") from error
+        raise ReadOnlyError(f"{reason}: copy it to a folder that can be written") from error
     try:
         yield
     finally:

@@ -193,12 +193,13 @@ def _copy_own_scores(job: Job, plan: Plan, trained: Row) -> Row:
     return row
 
 
-def scored_rows(job: Job, plans: Sequence[Plan]) -> list[Row]:
-    """Return the rows of a run's own encoding for the plans that are scored already."""
+def scored_rows(job: Job, plans: Sequence[Plan], label: str = "") -> list[Row]:
+    """Return the rows of the plans that are scored already. label: of an encoding, if not the run's own."""
     kept = {row.key: row for row in read_rows_of_run(job.folder)}
+    under = replace(job, scored_with=label or job.label)
     rows = []
     for plan in plans:
-        row = kept.get(row_key(job, plan))
+        row = kept.get(_empty_row(under, plan).key)
         if row is not None and _is_scored(job.folder, row):
             rows.append(row)
     return rows

@@ -1,12 +1,15 @@
 """`pe-bench eval` chooses runs as `report` does: by name, by encoding, by conditions, or all of them."""
 
+import errno
 import json
+import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from support.commands import Command
+from support.run_contents import contents
 
 from pe_bench.runs.folder import read_all
 from pe_bench.runs.rows import read_rows, write_rows
@@ -138,3 +141,25 @@ def test_a_baseline_that_no_line_can_have_is_refused_before_anything_is_scored(
     for known in ("rope", "rope -> yarn factor=auto", "(trigram)"):
         outcome = evaluate("rope", "--lengths", "48", "--with", "yarn", "--baseline", known)
         assert outcome.code == 0, outcome.err
+
+
+def test_runs_that_cannot_be_written_are_shown_where_every_length_is_scored(
+    evaluate: Command, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = ("rope", "--lengths", "16,32", "--with", "rope_pi factor=2")
+    usual = evaluate(*asked)
+    before = contents(folder / "results")
+    open_file = os.open
+
+    def open_to_read(path: str, flags: int, *mode: int, **options: int) -> int:
+        if flags & (os.O_RDWR | os.O_WRONLY) and Path(path).is_relative_to(folder / "results"):
+            raise OSError(errno.EROFS, "Read-only file system", path)
+        return open_file(path, flags, *mode, **options)
+
+    monkeypatch.setattr(os, "open", open_to_read)
+    outcome = evaluate(*asked)
+    assert (outcome.code, outcome.out) == (0, usual.out) and "alibi" in evaluate().out
+    for missing in (("--lengths", "16,48"), ("--with", "rope_pi factor=2")):
+        outcome = evaluate("alibi", *missing, "--force")
+        assert outcome.code == 1 and outcome.line.endswith("copy it to a folder that can be written")
+    assert contents(folder / "results") == before
