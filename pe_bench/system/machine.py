@@ -7,8 +7,8 @@ and returns it before each measurement of memory.
 With `threads=auto`, the number of threads is the number of cores that other processes leave free. OpenMP's
 threads synchronise several times in each layer, and wait without sleeping. If another process takes one of
 their cores, each synchronisation lasts until the end of its time slice: two runs with two threads each on two
-cores compute a fraction of what two runs with one thread compute. In trials, losses with one thread and with
-two were equal to the last digit.
+cores compute a fraction of what two runs with one thread compute. So a fixed number of threads is at most the
+number of cores. In trials, losses with one thread and with two were equal to the last digit.
 """
 
 import ctypes
@@ -28,7 +28,9 @@ from typing import Self
 import torch
 
 from pe_bench.errors import RunError, first_line, require
+from pe_bench.system.cost import count
 from pe_bench.system.signals import local_rank, local_world_size, world_size
+from pe_bench.system.terminal import say
 from pe_bench.system.version import CHECKOUT, own_version
 
 PROC_CPUINFO = Path("/proc/cpuinfo")
@@ -90,17 +92,29 @@ _shared: tuple[int, float, float] | None = None
 
 
 def set_threads(threads: str | int) -> int:
-    """Set the number of PyTorch's threads, and return it.
+    """Set the number of PyTorch's threads, and return it; it is at most the number of available cores.
 
-    With `auto` it is the number of available cores, and the most that `adapt_threads` will set.
+    With `auto` it is the most that `adapt_threads` will set.
     """
     global _shared
+    number = available_cores()
     limit = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
-    cores = min(available_cores(), int(limit)) if limit.isdecimal() else available_cores()
-    count = threads if isinstance(threads, int) else max(1, cores)
-    torch.set_num_threads(count)
-    _shared = (count, *measure_other_processes()) if threads == "auto" and count > 1 else None
-    return count
+    if isinstance(threads, int):
+        if threads > number:
+            _warn_of_threads(threads, number)
+        number = min(threads, number)
+    elif limit.isdecimal():
+        number = max(1, min(number, int(limit)))
+    torch.set_num_threads(number)
+    _shared = (number, *measure_other_processes()) if threads == "auto" and number > 1 else None
+    return number
+
+
+@cache
+def _warn_of_threads(threads: int, cores: int) -> None:
+    """Say, once in a process, that a fixed number of threads, such as a larger machine's, is not used."""
+    allowed = f"this process may use {count(cores, 'core')}"
+    say(f"warning: {allowed}, so threads={threads} means {cores}: threads=auto fits any machine")
 
 
 @contextmanager

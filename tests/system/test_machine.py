@@ -97,10 +97,22 @@ def threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.usefixtures("threads")
 def test_threads_are_the_requested_number_or_all_cores_up_to_openmps_limit(monkeypatch) -> None:
-    assert machine.set_threads(3) == torch.get_num_threads() == 3
+    with monkeypatch.context() as larger:
+        larger.setattr(machine, "available_cores", lambda: 3)
+        assert machine.set_threads(3) == torch.get_num_threads() == 3
     assert machine.set_threads("auto") == torch.get_num_threads() == machine.available_cores()
     monkeypatch.setenv("OMP_NUM_THREADS", "1,4")
     assert machine.set_threads("auto") == 1
+
+
+@pytest.mark.usefixtures("threads")
+def test_a_number_of_threads_of_a_larger_machine_is_cut_to_the_cores_and_said(monkeypatch, capsys) -> None:
+    monkeypatch.setattr(machine, "available_cores", lambda: 2)
+    for _ in range(2):
+        assert machine.set_threads(1000) == torch.get_num_threads() == 2
+    fewer = "this process may use 2 cores, so threads=1000 means 2: threads=auto fits any machine"
+    assert capsys.readouterr().err == f"warning: {fewer}\n"
+    assert machine.set_threads(2) == 2 and capsys.readouterr().err == ""
 
 
 def test_others_compute_what_our_cores_are_busy_without_ourselves(tmp_path, monkeypatch) -> None:
