@@ -182,14 +182,13 @@ def extend_runs(
         summary.end()
         trained = [state.run for state in summary.states if state.run is not None]
         paths += dict.fromkeys(map(Path, trained))
-    # Encodings that were scored in earlier calls get no line: they may have other targets.
+    # Scores of earlier calls, of other encodings or other targets, are in no table.
     labels = {row.scored_with for row in scored}
     for path in paths:
         labels |= {row.encoding for row in RunFolder(path).rows}
-    selection = Selection(labels=frozenset(labels), lengths=tuple(chosen))
-    if targets is not None:
-        hashes = tuple(sorted({row.target_hash for row in scored}))
-        selection = replace(selection, where=(Condition("target_hash", "=", hashes),))
+    hashes = tuple(sorted({row.target_hash for row in scored}))
+    has_targets = Condition("target_hash", "=", hashes)
+    selection = Selection(labels=frozenset(labels), where=(has_targets,), lengths=tuple(chosen))
     names = [path.name for path in paths]
     tables = build_tables(results, names, config.eval.protocol, selection)
     # A narrow table keeps the lengths that the command names, or else the longest ones.

@@ -432,6 +432,16 @@ def test_an_experiment_s_targets_do_not_replace_those_of_the_runs(begin: Command
     assert len({record.target_hash for record in table.records}) == 1
 
 
+def test_scores_of_other_targets_are_in_no_table(begin: Command, evaluate: Command, folder: Path) -> None:
+    assert begin("encoding=rope", *SCORED).code == 0
+    assert evaluate("rope", "--half", "second", "--threads", "1").code == 0
+    for tokens in (None, 64):
+        more = {"tokens": tokens, "overrides": "threads=1", "results_dir": folder / "results"}
+        [table] = pe_bench.extend("rope", "2x", "yarn", **more).tables
+        hashes = {record.target_hash for line in table.lines for record in line.records.values()}
+        assert len(hashes) == 1 and "second" not in hashes.pop()
+
+
 def test_the_default_number_of_targets_is_that_of_further_training_too(begin: Command, folder: Path) -> None:
     assert begin("encoding=rope", *SCORED, "eval.targets=2").code == 0
     more = {"tokens": 64, "overrides": "threads=1", "results_dir": folder / "results"}
