@@ -25,6 +25,7 @@ from pe_bench.values import unknown
 
 HF_PREFIX = "hf:"  # begins the name of a Hugging Face model
 CONDITION = re.compile(r"\s*([\w.]+)\s*(!=|<=|>=|==?|<|>)\s*(.*?)\s*")
+COMMA_BETWEEN_VALUES = re.compile(r",(?![^\[]*\])")  # not a comma within a list, such as [16,32]
 ORDER_SIGNS = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
 # Columns that follow from others, that have an option for choosing, or that are results: to choose seeds by
 # their results would make any encoding the best.
@@ -260,7 +261,7 @@ def parse_condition(word: str) -> Condition:
     check_selectable_key(key, "--where")
     values = [text]
     if sign not in ORDER_SIGNS:
-        values = [value.strip() for value in text.split(",")]
+        values = [value.strip() for value in COMMA_BETWEEN_VALUES.split(text)]
     return Condition(key, sign, tuple(values))
 
 
@@ -286,17 +287,33 @@ def names_of_label(label: str) -> tuple[str, ...]:
 
 
 def _matches_pattern(value: Any, pattern: str) -> bool:
-    """Return whether a value equals `pattern` as a number or a text, or matches it, as rope does `rope*`."""
-    if is_number(value) and is_number(pattern):
-        return float(value) == float(pattern)
-    text = "" if value is None else str(value)
+    """Return whether a value equals `pattern` as a number or a text, or matches it, as rope does `rope*`.
+
+    Other values than texts are compared as config.yaml spells them, such as true, null or [16,32].
+    """
+    if is_number(value) and is_number(pattern) and float(value) == float(pattern):
+        return True
+    text = value
+    if not isinstance(value, str):
+        text = _text_in_yaml(value).lower()
+        pattern = pattern.replace(" ", "").lower()
     return text == pattern or fnmatch.fnmatchcase(text, pattern)
 
 
+def _text_in_yaml(value: Any) -> str:
+    """Return a value as text in YAML, without spaces."""
+    if isinstance(value, list):
+        return f"[{','.join(map(_text_in_yaml, value))}]"
+    if value is None:
+        return "null"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
 def is_number(value: Any) -> bool:
+    """Return whether a value is a number, or a text of one, and not true or false."""
     try:
         float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):  # of a whole number of hundreds of digits
         return False
     return not isinstance(value, bool)
 

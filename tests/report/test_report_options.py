@@ -233,6 +233,24 @@ def test_conditions_that_cannot_be_met_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
+    ("word", "value"),
+    [
+        ("model.qk_norm=true", True),
+        ("model.qk_norm=False", False),
+        ("train.from=null", None),
+        ("eval.lengths=[16,32]", [16, 32]),
+        ("train.betas=[0.9, 0.95]", [0.9, 0.95]),
+        ("eval.lengths=[8],[16,32]", [16, 32]),
+        ("data.path=True", "True"),
+    ],
+)
+def test_values_are_met_as_a_configuration_spells_them(word: str, value: object) -> None:
+    assert parse_condition(word).holds(value)
+    assert not parse_condition(word.replace("=", "!=")).holds(value)
+    assert not parse_condition(word).holds("other") and not parse_condition(word).holds(10**400)
+
+
+@pytest.mark.parametrize(
     ("words", "lines", "seeds"),
     [
         (["encoding=rope"], ["rope"], 3),
