@@ -60,10 +60,16 @@ SHARED_SECTIONS = ("encoding.", "model.", "data.", "tokenizer.", "train.")
 # Keys that the command chooses itself for the further training, each with what to do instead.
 INSTEAD_OF_KEYS = {
     "encoding": "say --with",
+    "modifier": "say --with +NAME",
     "train.length": "say --to",
     "train.steps": "say --tokens",
     "train.tokens": "say --tokens",
-    **dict.fromkeys(("model", "data", "tokenizer"), "a run keeps its own, so leave it out"),
+    **dict.fromkeys(
+        ("train.from", "train.beside"), "it goes on from the runs that you name, so leave it out"
+    ),
+    "train.only": "say pe-bench train train.from=RUN train.only=encoding",
+    "results_dir": "say --results-dir",
+    **dict.fromkeys(("model", "data", "task", "tokenizer"), "a run keeps its own, so leave it out"),
 }
 # Keys of `eval` that may differ between the lines of a table: they change no score of its targets.
 FREE_EVAL_KEYS = ("controls", "per_position", "batch_tokens")
@@ -222,6 +228,11 @@ def _checked_values(
     lines = {(row.setting, row.encoding) for row in rows}
     keys = ", ".join(differing[:3]) or "their code"
     require(len(lines) == 1, f"{names} differ in {keys}: name runs that differ only in the seed")
+    for text in typed.job_overrides:
+        key = parse_override(text).key
+        # QK-norm and options of the encoding may change in a later stage; the tokenizer may not.
+        instead = INSTEAD_OF_KEYS.get("tokenizer" if key.startswith("tokenizer.") else key)
+        require(instead is None, f"{text} has no effect on further training: {instead}")
     values = inherited_values(config) | _shared_eval_values(config) | _length_and_batch(config, length)
     jobs = plan_jobs(typed.job_overrides, config.search, choice=encoding_overrides(config), values=values)
     refuse_scored_keys(jobs[0].given)
@@ -230,11 +241,6 @@ def _checked_values(
         require(is_trained, message)
     for job in jobs:
         _require_equal_scoring(job.config, config)
-    for text in typed.job_overrides:
-        key = parse_override(text).key
-        # QK-norm and options of the encoding may change in a later stage; the tokenizer may not.
-        instead = INSTEAD_OF_KEYS.get("tokenizer" if key.startswith("tokenizer.") else key)
-        require(instead is None, f"{text} has no effect on further training: {instead}")
     return jobs[0].given
 
 

@@ -140,6 +140,12 @@ def test_further_training_has_the_precision_and_the_margin_of_its_run(begin: Com
         ("++train.length=64", "say --to"),
         ("tokenizer.name=gpt2", "a run keeps its own"),
         ("model=tiny", "a run keeps its own"),
+        ("task=copy", "a run keeps its own"),
+        ("modifier=[logn]", "say --with +NAME"),
+        ("train.from=rope", "it goes on from the runs that you name"),
+        ("train.beside=rope", "it goes on from the runs that you name"),
+        ("train.only=encoding", "say pe-bench train train.from=RUN"),
+        ("results_dir=elsewhere", "say --results-dir"),
     ],
 )
 def test_an_override_that_the_command_chooses_itself_is_refused_before_training(
