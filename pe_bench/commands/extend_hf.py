@@ -8,8 +8,9 @@ scaling, on validation documents of the text.
 import math
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from glob import escape
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from pe_bench.config.parse import parse_config
 from pe_bench.config.schema import HF_SECTION, MIN_PAIRED_LENGTH, Config, DataConfig, quarter_of
 from pe_bench.data.batches import TrainingWindows
 from pe_bench.data.packed import Data, load_data, summary
-from pe_bench.errors import require
+from pe_bench.errors import RunError, require
 from pe_bench.hf.export import require_rescaled, rescaled_config, write_weights
 from pe_bench.hf.load import hf_model_config
 from pe_bench.hf.opened import Opened, open_hf_model
@@ -40,7 +41,7 @@ from pe_bench.scoring.other_encodings import OtherEncoding, Requested, find_othe
 from pe_bench.scoring.stages import stretched_lengths, with_factor
 from pe_bench.system import machine
 from pe_bench.system.cost import PACE_SECONDS, count, expect, print_cost_once
-from pe_bench.system.files import remove_leftovers, replace_folder, write_json
+from pe_bench.system.files import TEMPORARY_PREFIX, remove_leftovers, replace_folder, write_json
 from pe_bench.system.signals import world_size
 from pe_bench.system.terminal import progress_bar, say
 from pe_bench.training.group import Group, join_processes
@@ -148,7 +149,7 @@ def _settings(
 
 
 def _stages(config: Config, settings: Settings, requested: Sequence[Requested]) -> list[Stage]:
-    """Return one further training for each requested scaling, in their order.
+    """Return one further training for each requested scaling, in their order; equal trainings count once.
 
     Raises `UserError` for a scaling that transformers does not have.
     """
@@ -160,7 +161,7 @@ def _stages(config: Config, settings: Settings, requested: Sequence[Requested]) 
     opened = _open_replaceable(config, source)
     trained_parameters(opened.model, settings.layers)
     config = replace(config, encoding=opened.encoding, model=opened.size)
-    stages = []
+    stages: dict[Path, Stage] = {}
     for each in requested:
         others = find_others([each], source.name, config, force=None)
         message = (
@@ -173,8 +174,8 @@ def _stages(config: Config, settings: Settings, requested: Sequence[Requested]) 
         scaling = others[0].encoding.base.name
         name = f"{source.name}-{scaling}-{settings.train.length}-{key}"
         target = Path(config.results_dir).resolve() / "models" / name
-        stages.append(Stage(source, config, others[0], settings, values, facts, target))
-    return stages
+        stages.setdefault(target, Stage(source, config, others[0], settings, values, facts, target))
+    return list(stages.values())
 
 
 def _open_replaceable(config: Config, source: Source) -> Opened:
@@ -220,8 +221,10 @@ def _train_stage(stage: Stage) -> bool:
         has_folder = group.is_first and stage.target.is_dir()
         if group.broadcast("done" if has_folder else ""):
             say(f"{stage.target} is already trained")
+            if group.is_first:
+                _delete_workplace(stage)
             return group.is_first
-        with _at_work(stage.workplace, group), machine.explain_out_of_memory(LESS_MEMORY_ADVICE):
+        with _at_work(stage, group), machine.explain_out_of_memory(LESS_MEMORY_ADVICE):
             opened = _open_replaceable(config, stage.source)
             data = load_data(config)
             say(summary(data, train.length))
@@ -254,15 +257,31 @@ def _train_stage(stage: Stage) -> bool:
 
 
 @contextmanager
-def _at_work(workplace: Path, group: Group) -> Iterator[None]:
+def _at_work(stage: Stage, group: Group) -> Iterator[None]:
     """Within the context, the first process of a training locks its folder and records an error there."""
     if not group.is_first:
         yield
         return
+    workplace = stage.workplace
     workplace.mkdir(parents=True, exist_ok=True)
     with locked(workplace), record_error(workplace):
         remove_leftovers(workplace)
+        _delete_unfinished_results(stage)
         yield
+
+
+def _delete_unfinished_results(stage: Stage) -> None:
+    """Delete the folders that killed processes were writing when they had trained a stage."""
+    for leftover in stage.target.parent.glob(f"{TEMPORARY_PREFIX}*-{escape(stage.target.name)}"):
+        shutil.rmtree(leftover)
+
+
+def _delete_workplace(stage: Stage) -> None:
+    """Delete what a process left that was killed after it had written the folder of a stage."""
+    if stage.workplace.is_dir():
+        with suppress(RunError), locked(stage.workplace):  # another process deletes it itself
+            _delete_unfinished_results(stage)
+            shutil.rmtree(stage.workplace)
 
 
 def _write_model(stage: Stage, opened: Opened, about: dict[str, Any]) -> None:

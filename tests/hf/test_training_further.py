@@ -158,6 +158,31 @@ def test_a_training_that_was_stopped_goes_on_to_the_same_weights(
     assert all(torch.equal(again[name], tensor) for name, tensor in whole.items())
 
 
+def test_a_killed_training_leaves_no_folder_of_weights_behind(
+    tmp_path: Path, command: Command, arguments: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert command("extend", *arguments).code == 0
+    folder = trained_folder(tmp_path)
+    workplace = folder.with_name(f"{folder.name}.training")
+    unfinished = folder.with_name(f".partial-0123abcd-{folder.name}")
+    for leftover in (workplace / "checkpoints", unfinished):  # killed before the workplace was deleted
+        leftover.mkdir(parents=True)
+    assert command("extend", *arguments).code == 0
+    assert trained_folder(tmp_path) == folder, "it is the only folder"
+    shutil.rmtree(folder)
+    unfinished.mkdir()  # killed while the folder was written
+    assert command("extend", *arguments).code == 0
+    assert trained_folder(tmp_path) == folder
+
+
+def test_a_scaling_that_is_named_twice_is_trained_and_scored_once(
+    command: Command, arguments: list[str]
+) -> None:
+    done = command("extend", *arguments, "--with", "yarn factor=2")
+    assert done.code == 0, done.err
+    assert "already trained" not in done.err and done.err.count("yarn factor=2.0, measured from") == 1
+
+
 @pytest.mark.parametrize("batch", ["1.024k", "'1.024k'"])
 def test_a_batch_in_thousands_of_tokens_trains_on_as_many_tokens(
     tmp_path: Path, command: Command, arguments: list[str], batch: str
