@@ -105,9 +105,7 @@ def exported_settings(config: Config, model: Decoder, end_of_text: int) -> tuple
     }
     if not rotating:
         return settings, False
-    rotation = _rope_parameters(spec, rotating[0], config.train.length)
-    settings["rope_parameters"] = rotation
-    settings["max_position_embeddings"] = _max_position_embeddings(rotation, config.train.length)
+    settings |= _rotation_settings(spec, rotating[0], config.train.length)
     return settings, getattr(rotating[0], "layout", "half") == "interleaved"
 
 
@@ -128,17 +126,6 @@ def _share_one_rotation(rotating: Sequence[Any]) -> bool:
     return len(alike) < 2
 
 
-def _max_position_embeddings(rotation: Mapping[str, Any], train_length: int) -> int:
-    """Return the value for max_position_embeddings.
-
-    This is the training length times the factor for rotations that state the training length themselves; else
-    it is the training length, at which transformers' dynamic scaling begins.
-    """
-    if "original_max_position_embeddings" not in rotation:
-        return train_length
-    return round(train_length * rotation["factor"])
-
-
 def _model_type(rotates: Sequence[bool], windows: Sequence[int], *, qk_norm: bool) -> dict[str, Any]:
     """Return transformers' `model_type` for these layers, with the settings that only this type has.
 
@@ -157,11 +144,12 @@ def _model_type(rotates: Sequence[bool], windows: Sequence[int], *, qk_norm: boo
     return {"model_type": "smollm3", **no_rope, **windowed}
 
 
-def _rope_parameters(spec: EncodingSpec, part: LayerEncoding, train_length: int) -> dict[str, Any]:
-    """Return transformers' `rope_parameters` for a layer's rotation.
+def _rotation_settings(spec: EncodingSpec, part: LayerEncoding, train_length: int) -> dict[str, Any]:
+    """Return transformers' `rope_parameters` for a layer's rotation, and `max_position_embeddings`.
 
-    Raises `UserError` for a rotation that they cannot state: of a part of each head, or with a factor for
-    each window.
+    The latter is the length at which dynamic scaling begins; the length that yarn, llama3 or longrope stretch
+    to, if it is longer than the training length; or the training length. Raises `UserError` for a rotation
+    that the settings cannot state: of a part of each head, or with a factor for each window.
     """
     # Encodings that differ from layer to layer hold another encoding, or have the options of RoPE themselves.
     holders = [each for each in spec.parts if each.encoding_class is type(part)]
@@ -170,7 +158,14 @@ def _rope_parameters(spec: EncodingSpec, part: LayerEncoding, train_length: int)
     require(options.get("fraction", 1.0) == 1 or isinstance(part, PRoPE), message)
     message = f"{spec.label} has another factor in each window, and a Hugging Face model has one: train with "
     require(options["factor"] is not None, message + "encoding.factor=N")
-    return {"rope_theta": options.get("base", 10_000.0), **_rope_type_and_options(part, options)}
+    rotation = {"rope_theta": options.get("base", 10_000.0), **_rope_type_and_options(part, options)}
+    longest = train_length
+    if isinstance(part, RopeDynamicNTK):
+        longest = options["train_length"]
+    elif "original_max_position_embeddings" in rotation:
+        # A later stage may have been trained at another length than the rotation was stretched from.
+        longest = max(train_length, round(options["train_length"] * options["factor"]))
+    return {"rope_parameters": rotation, "max_position_embeddings": longest}
 
 
 def _rope_type_and_options(part: LayerEncoding, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -278,11 +273,10 @@ def rescaled_config(source: Source, opened: Opened, spec: EncodingSpec, train_le
     turned = [layer for layer in opened.model.fixed.values() if type(layer) is not LayerEncoding]
     message = f"the layers of {source.name} rotate in several ways, and this writes one for all of them"
     require(not is_nested and not turned, message)
-    rotation = _rope_parameters(spec, part, train_length)
+    rotation = _rotation_settings(spec, part, train_length)
     for key in ("rope_scaling", "rope_theta"):
         values.pop(key, None)
-    longest = _max_position_embeddings(rotation, train_length)
-    return values | {"rope_parameters": rotation, "max_position_embeddings": longest}
+    return values | rotation
 
 
 def write_weights(folder: Path, source: Source, causal: Any, values: Mapping[str, Any]) -> None:

@@ -77,6 +77,25 @@ def test_transformers_loads_what_is_exported_with_equal_logits(tmp_path: Path, o
     assert written(tmp_path, overrides)["model_type"] == EXPORTED[overrides]
 
 
+@pytest.mark.parametrize(
+    ("overrides", "longest"),
+    [
+        ("encoding=yarn encoding.factor=4 encoding.train_length=4", 16),
+        ("encoding=llama3 encoding.factor=2 encoding.train_length=4", 16),
+        ("encoding=yarn encoding.factor=8 encoding.train_length=4", 32),
+        ("encoding=rope_dynamic_ntk encoding.train_length=4", 4),
+        ("encoding=rope_pi encoding.factor=8 encoding.train_length=4", 16),
+    ],
+)
+def test_a_later_stage_is_exported_with_the_length_that_its_rotation_stretches_to(
+    tmp_path: Path, overrides: str, longest: int
+) -> None:
+    config = written(tmp_path, overrides)  # trained at 16 tokens
+    assert config["max_position_embeddings"] == longest
+    if "yarn" in overrides or "llama3" in overrides:
+        assert config["rope_parameters"]["original_max_position_embeddings"] == 4
+
+
 def test_what_transformers_does_not_have_is_refused(tmp_path: Path) -> None:
     for overrides, message in REFUSED.items():
         with pytest.raises(UserError, match=re.escape(message)):
