@@ -375,11 +375,10 @@ def test_all_layers_and_the_only_layer_are_told_apart_when_read_back() -> None:
         effect("window", layer, 0.8),
         effect("cut", everything, 0.5),
     )
-    found = Explanation(
-        "learned", (Path("run"),), 16, (64,), 6, 5, True, (*LOST,), (*effects, changed), "why"
-    )
+    effects = (*effects, changed, effect("off", layer, 0.9))
+    found = Explanation("learned", (Path("run"),), 16, (64,), 6, 5, True, (*LOST,), effects, "why")
     read = read_csv_text(csv_text(found), seeds=1).effects
-    assert [each.place for each in read] == [everything, layer, everything, layer]
+    assert [each.place for each in read] == [everything, layer, everything, layer, layer]
 
 
 def test_a_change_without_a_meaning_at_one_length_is_shown_at_the_others() -> None:

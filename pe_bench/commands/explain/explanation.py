@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from pe_bench.commands.explain.changes import layer_changes
 from pe_bench.commands.explain.effects import Effect, Loss, Place, is_nonzero, percent
 from pe_bench.commands.explain.measures import LayerMeasure
 from pe_bench.errors import require
@@ -281,6 +282,8 @@ def read_csv_text(text: str, seeds: int) -> CsvNumbers:
     rows = [*csv.DictReader(io.StringIO(text))]
     n_layers = max(len(row["layers"].split()) for row in rows)
     numbers = CsvNumbers([], [], [])
+    changes = layer_changes(train_length=2)  # their names are the same at every length
+    in_single_layers_alone = [change.name for change in changes if not change.in_all_layers]
     for row in rows:
         layers = tuple(map(int, row["layers"].split()))
         length = int(row["length"])
@@ -292,7 +295,8 @@ def read_csv_text(text: str, seeds: int) -> CsvNumbers:
             # In a model of one layer, a change of all layers comes before the same change of the layer.
             known = [effect for effect in numbers.effects if effect.place.is_all and effect.length == length]
             is_first = row["change"] not in [effect.change for effect in known]
-            is_all = head is None and len(layers) == n_layers and is_first
+            may_be_all = row["change"] not in in_single_layers_alone and head is None
+            is_all = may_be_all and len(layers) == n_layers and is_first
             place = Place(layers, head, is_all=is_all)
             share = _interval_in(row, "share", seeds)
             numbers.effects.append(Effect(row["change"], "", place, length, restored, share, row["reason"]))
