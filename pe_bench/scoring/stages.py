@@ -5,6 +5,7 @@ the perplexity of tokens that only far context predicts; here these are the targ
 They lie in further target blocks, and share no target with the blocks that a run is scored on.
 """
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -240,7 +241,7 @@ def search_option(
 
     The search begins with the best guess of the option's class, and changes the best value at random, from a
     fixed seed, `SEARCH_ROUNDS` times. job: with trained weights. blocks: from `load_blocks_to_search_on`.
-    Raises `RunError` if a value cannot be scored.
+    Raises `RunError` if a value cannot be scored, or if no loss is finite.
     """
     config = job.config
     split = job.data.validation
@@ -260,7 +261,8 @@ def search_option(
         if result.status != "ok":
             raise RunError(f"{option} cannot be searched at {length} tokens: {result.reason}")
         scored = result.nll[recall] if recall.any() else result.nll
-        return float(scored.mean())
+        loss = float(scored.mean())
+        return math.inf if math.isnan(loss) else loss  # no number is less than NaN, which would stay the best
 
     random = np.random.default_rng(0)
     guesses = part.encoding_class.guesses(part.options, length)
@@ -274,4 +276,7 @@ def search_option(
         value = tuple(rising.tolist())
         if value not in losses:
             losses[value] = loss_with(value)
-    return min(losses, key=losses.__getitem__)
+    found = min(losses, key=losses.__getitem__)
+    if math.isinf(losses[found]):
+        raise RunError(f"{option} cannot be searched at {length} tokens: no tried value has a finite loss")
+    return found

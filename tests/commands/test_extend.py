@@ -1,10 +1,12 @@
 """`extend`: a family of runs from one command, in one table and one picture."""
 
 import json
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from filelock import FileLock
 from support.commands import Command
@@ -18,6 +20,8 @@ from pe_bench.runs.folder import read_config
 from pe_bench.runs.rows import read_rows
 from pe_bench.runs.typed import tags_of
 from pe_bench.scoring import stages
+from pe_bench.scoring.protocols import Plan
+from pe_bench.scoring.scorer import Scored, Scorer
 from pe_bench.scoring.targets import TargetBlocks
 
 SEEDS = ("seed=0", "seed=1")
@@ -191,6 +195,29 @@ def test_what_a_method_searches_is_searched_once(
     monkeypatch.setattr(stages, "SEARCH_ROUNDS", -1)
     monkeypatch.setattr(stages, "SEARCH_BLOCKS", 0)  # nothing to search on
     assert labels() == [searched]
+
+
+def test_a_value_without_a_finite_loss_is_never_the_one_that_a_search_finds(
+    begin: Command, command: Command, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert begin("encoding=rope", *SCORED).code == 0
+    given: list[float] = []  # the losses of the first values; all later ones are NaN
+
+    class OverflowingScorer(Scorer):
+        def scores(self, plans: Sequence[Plan]) -> Iterator[tuple[Plan, Scored]]:
+            for plan, scored in super().scores(plans):
+                loss = given.pop(0) if given else math.nan
+                yield plan, scored._replace(nll=np.full_like(scored.nll, loss))
+
+    monkeypatch.setattr(stages, "Scorer", OverflowingScorer)
+    monkeypatch.setattr(stages, "SEARCH_ROUNDS", 2)
+    outcome = extended(command, folder, "--to", "2x", "--with", "temperature")
+    assert outcome.code == 1 and "no tried value has a finite loss" in outcome.line
+    given += [math.nan, 2.0]
+    assert extended(command, folder, "--to", "2x", "--with", "temperature").code == 0
+    [run] = (folder / "results" / "runs").iterdir()
+    [found] = json.loads((run / extend.SEARCHED_FILE).read_text()).values()
+    assert found == [1.1], "the second guess"
 
 
 @pytest.mark.parametrize(
