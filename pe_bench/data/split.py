@@ -14,7 +14,7 @@ from pe_bench.errors import require
 from pe_bench.system.cost import count
 
 MIN_WHOLE_DOCUMENTS = 5  # if there are fewer documents, each is cut in two
-MIN_PIECE_BYTES = 16_384  # bytes of a piece of a document, so that long windows fit
+PIECE_BYTES = 16_384  # a piece of a document has two thirds of it or more, so that long windows fit
 WINDOW_BYTES = 48
 MAX_OVERLAP = 0.3  # the largest share of a validation document's windows that may be in the training text
 # Above this many training windows only every 2nd, 4th, ... is kept, so that memory and time stay small.
@@ -85,11 +85,11 @@ def _in_pieces(documents: list[Document], wanted: int) -> list[Document]:
     if len(documents) >= wanted:
         return documents
     total = sum(len(document.text) for document in documents)
-    size = max(MIN_PIECE_BYTES, total // wanted)
+    size = max(PIECE_BYTES, total // wanted)
     pieces: list[Document] = []
     for document in documents:
         text = document.text
-        if len(text) < 2 * MIN_PIECE_BYTES:
+        if len(text) < 2 * PIECE_BYTES:
             pieces.append(document)
             continue
         parts = math.ceil(len(text) / size)
@@ -135,7 +135,7 @@ def without_overlap(validation: Sequence[Document], training: Sequence[Document]
     Copies of training documents are left out, also if they are shorter than a window.
     """
     total = sum(len(document.text) for document in training)
-    rate = 1 << max(0, (total // KEPT_WINDOWS).bit_length())
+    rate = 1 << (total // KEPT_WINDOWS).bit_length()
     parts = [np.empty(0, np.uint64)]
     parts += [_sampled_hashes(document.text, rate) for document in training]
     hashes = np.sort(np.concatenate(parts))

@@ -241,7 +241,7 @@ def test_a_fitted_factor_gives_each_head_the_entropy_of_training(begin: Command,
     def entropies(model, length: int) -> np.ndarray:
         plan = bench.fitted_on[length]
         measured = EntropyObserver(target_queries(plan), np.ones(1))
-        bench.score(observed_model(model, measured, [0]), plan)
+        bench.score(observed_model(model, measured), plan)
         return measured.mean(0)[0]
 
     model = changed_model(bench.subject(64), fitted, [0])

@@ -116,16 +116,10 @@ def target_queries(plan: Plan) -> range:
     return range(window.first, window.first + window.targets)
 
 
-def observed_model(
-    model: LanguageModel, observer: Observer, numbers: Sequence[int] | None = None
-) -> LanguageModel:
-    """Return a model with the same outputs whose layers show their logits or states to an observer.
-
-    numbers: the layers to observe; None: all layers.
-    """
-    chosen = range(model.n_layers) if numbers is None else numbers
+def observed_model(model: LanguageModel, observer: Observer) -> LanguageModel:
+    """Return a model with the same outputs whose layers show their logits or states to an observer."""
     layers: dict[int, LayerEncoding] = {}
-    for number in chosen:
+    for number in range(model.n_layers):
         layers[number] = ObservedLayer(leaves_of(model.layer(number)), number, observer)
     return model.changed(layers, {})
 
