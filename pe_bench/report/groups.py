@@ -11,6 +11,7 @@ import shlex
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -330,10 +331,17 @@ def labels_by(rows: Sequence[Row], runs: ScoredRuns, by: Sequence[str]) -> Calla
             keys.append("steps")
         differing_keys_of[encoding] = keys
 
+    @cache
+    def has_fractions(key: str) -> bool:
+        return any(isinstance(runs.value(row, key), float) for row in rows)
+
     def key_text(row: Row, key: str) -> str:
         if key == "model" and is_hf_name(row.model):
             return f"of {hf_model_name(row.model, _hf_model_size(row, runs))}"
-        return f"{key}={runs.value(row, key)}"
+        value = runs.value(row, key)
+        if type(value) is int and has_fractions(key):  # an option that was typed as 8 in place of 8.0
+            value = float(value)
+        return f"{key}={value}"
 
     def label(row: Row) -> str:
         keys = [*by]

@@ -55,6 +55,15 @@ def test_by_a_training_key_the_values_are_lines_of_one_table(rates: Path) -> Non
     assert {line.seeds for line in table.lines} == {2} and table.why == ""
 
 
+def test_by_an_option_the_seeds_of_8_and_8_0_are_one_line(tmp_path: Path) -> None:
+    for seed, base in enumerate(("8", "8.0", "9")):
+        label = f"rope base={float(base)}"
+        run = add_run(tmp_path, "rope", BREAKING, seed=seed, label=label)
+        (run / "config.yaml").write_text(f"encoding:\n  base: {base}\n")
+    lines = {line.label: line.seeds for line in only(tmp_path, by=("encoding.base",)).lines}
+    assert lines == {"rope base=8.0 encoding.base=8.0": 2, "rope base=9.0 encoding.base=9.0": 1}
+
+
 @pytest.mark.parametrize(
     ("sort", "expected", "ranked_at"),
     [
