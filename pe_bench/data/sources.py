@@ -18,9 +18,14 @@ from pe_bench.errors import UserError, first_line, require
 from pe_bench.values import expand_user
 
 MAX_NAMED_FILES = 10  # unreadable files in one message
-UNREADABLE_HINT = "convert them, or take them out of the folder"
+UNREADABLE_HINT = "unpack or convert them, or take them out of the folder"
 NO_TEXT_HINT = "convert them, take them out of the folder, or say data.encoding=NAME, such as latin-1"
 JSON_SUFFIXES = (".json", ".jsonl", ".ndjson", ".json.gz", ".jsonl.gz", ".ndjson.gz")
+# The first bytes of files by gzip, zip, bzip2, xz and Zstandard, which `data.encoding=latin-1` would decode.
+COMPRESSED = (
+    *(b"\x1f\x8b", b"PK\x03\x04", b"\xfd7zXZ\0", b"\x28\xb5\x2f\xfd"),
+    *(b"BZh%d1AY&SY" % level for level in range(1, 10)),
+)
 PARQUET_ROWS = 256  # the rows of Parquet that are in memory at once
 # Folders with tests, other people's packages, applications, copies and tables.
 STDLIB_FOLDERS_LEFT_OUT = {
@@ -177,7 +182,10 @@ def _documents_in(path: Path, name: str, config: DataConfig) -> Iterator[Documen
         rows = _parquet_rows(path, config.text_column)
     try:
         if rows is None:
-            text = path.read_bytes().decode(config.encoding).encode()
+            content = path.read_bytes()
+            if content.startswith(COMPRESSED):
+                raise UnreadableError("a compressed file")
+            text = content.decode(config.encoding).encode()
             if b"\0" in text:
                 raise ValueError(f"byte {text.index(0)} is zero")
             yield Document(name, normalise_newlines(text, config.newlines))
@@ -185,7 +193,7 @@ def _documents_in(path: Path, name: str, config: DataConfig) -> Iterator[Documen
         for row, values in enumerate(rows):
             text = row_text(values, config, f"{path}, row {row},")
             yield Document(f"{name}:{row}", text)
-    except UserError:
+    except (UserError, UnreadableError):
         raise
     except Exception as error:  # json, gzip and pyarrow each raise their own kinds
         reason = f"byte {error.start}" if isinstance(error, UnicodeDecodeError) else first_line(error)

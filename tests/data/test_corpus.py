@@ -1,8 +1,13 @@
 """Documents come from the sources as they stand, and a bad source is told in one line."""
 
+import bz2
 import gzip
+import io
 import json
+import lzma
 import random
+import zipfile
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from unittest.mock import patch
@@ -139,6 +144,23 @@ def test_an_encoding_is_advised_only_for_text_files(tmp_path: Path) -> None:
     assert told.endswith("a.jsonl (not json: byte 13): convert them, or take them out of the folder")
     (tmp_path / "b.txt").write_bytes(b"caf\xe9")
     assert "data.encoding=NAME" in refusal(files(tmp_path))
+
+
+def zipped(content: bytes) -> bytes:
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as file:
+        file.writestr("a", content)
+    return archive.getvalue()
+
+
+@pytest.mark.parametrize("compress", [gzip.compress, bz2.compress, lzma.compress, zipped])
+@pytest.mark.parametrize("encoding", ["utf-8", "latin-1"])
+def test_a_compressed_text_file_is_not_decoded(
+    tmp_path: Path, encoding: str, compress: Callable[[bytes], bytes]
+) -> None:
+    (tmp_path / "a.txt").write_bytes(compress(b"short"))
+    told = refusal(files(tmp_path, encoding=encoding))
+    assert told.endswith("a.txt (a compressed file): unpack or convert them, or take them out of the folder")
 
 
 def test_a_source_that_cannot_be_read_is_told_in_one_line(tmp_path, capfd):
