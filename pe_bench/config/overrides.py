@@ -39,6 +39,10 @@ SHORT_COUNT = re.compile(r"(?<![\w.])[\"']?(\d+(?:\.\d+)?[kM])[\"']?(?![\w.])")
 NAMES_VALUE = re.compile(rf"\[?{NAME_VALUE}(,{NAME_VALUE})*,?\]?", re.ASCII)
 # Hydra's messages
 REFUSED_KEY_MESSAGE = re.compile(r"Could not override '(.*)'")
+NOT_DELETED_MESSAGE = re.compile(r"Could not delete .*?'(.*?)'")
+SECOND_FILE_MESSAGE = re.compile(
+    r"(\S+) appears more than once|Multiple values for (\S+)\.|force-add of .*'\+\+(.*?)="
+)
 SEVERAL_VALUES_MESSAGE = re.compile(r"Ambiguous value for argument '(.*)'")
 
 
@@ -285,6 +289,13 @@ def _explained_error(error: Exception, overrides: Sequence[str], search: Sequenc
         has_one_name = key in GROUPS and key != "modifier"
         as_list = "" if has_one_name else f"'{key}=[{values}]' is a list, and "
         return UserError(f"{several[1]} is several values: {as_list}-m {several[1]} makes a run for each")
+    if not_deleted := NOT_DELETED_MESSAGE.match(text):
+        return UserError(f"~{not_deleted[1]} takes nothing out of the configuration: leave it out")
+    if second := SECOND_FILE_MESSAGE.match(text):
+        key = next(filter(None, second.groups()))
+        added = [each.key for each in map(parse_override, overrides) if each.prefix.startswith("+")]
+        if key in added:
+            return UserError(f"+{key} would add a second {key}: say {key}=NAME, without +")
     if missing := getattr(error, "missing_cfg_file", None):
         group, _, name = str(missing).rpartition("/")
         if group == "hydra/launcher" and name in EXTRA_OF_LAUNCHER:

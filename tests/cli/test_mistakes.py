@@ -67,6 +67,13 @@ train data=files -> say data.path=DIR
 train data.validation_fraction=1 -> data.validation_fraction=1 leaves no text to train on: give less than 1
 train data.encoding=latin-x -> data.encoding=latin-x is no encoding of text: utf-8 is one
 train tokenizer=hub -> tokenizer=hub needs a name: say tokenizer.name=gpt2
+train ~tag -> ~tag takes nothing out of the configuration: leave it out
+train ~modifier -> ~modifier takes nothing out of the configuration: leave it out
+train ~seed=1 --cfg job -> ~seed takes nothing out of the configuration: leave it out
+train -m ~tag seed=0,1 -> ~tag takes nothing out of the configuration: leave it out
+train +encoding=rope -> +encoding would add a second encoding: say encoding=NAME, without +
+train ++encoding=rope -> +encoding would add a second encoding: say encoding=NAME, without +
+train -m +hydra/launcher=joblib -> say hydra/launcher=NAME, without +
 train tag=a/b -> tag=a/b: a tag may contain only letters, digits and . + - _
 train task=mqar task.symbols=3 -> the largest of task=mqar is 3: use shorter lengths, or raise task.symbols
 train data=files 'data.path="~no_such_user/x"' -> data.path=~no_such_user/x: no user 'no_such_user' has

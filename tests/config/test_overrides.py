@@ -286,6 +286,16 @@ def test_a_config_dir_may_have_any_name_in_a_run_and_in_a_sweep_and_its_files_co
         compose_config(["encoding=bad"], [folder / name])
 
 
+def test_a_second_encoding_in_a_file_is_not_taken_for_a_typed_plus(folder):
+    (folder / "own" / "experiment").mkdir(parents=True)
+    (folder / "own" / "experiment" / "mine.yaml").write_text(
+        "# @package _global_\ndefaults: [/encoding: alibi]\n"
+    )
+    with pytest.raises(UserError) as error:
+        compose_config(["experiment=mine"], [folder / "own"])
+    assert "without +" not in str(error.value) and "override" in str(error.value)
+
+
 def test_the_first_jobs_of_a_sweep_are_checked_with_each_value_once():
     checked = []
     swept, keys = check_sweep(*words_of(["-m", "encoding=rope,alibi,nope", "seed=0,1"]), checked.append)
