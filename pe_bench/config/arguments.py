@@ -18,11 +18,17 @@ OVERRIDE_WORD = re.compile(r"""(?:[^\s'"\[]|'[^']*'|"[^"]*"|\[[^\]]*\])+""")
 
 
 def names_and_overrides(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Split arguments into names of encodings, NAME or `encoding=NAME`, each once, and other overrides."""
+    """Split arguments into names of encodings, NAME or `encoding=NAME`, each once, and other overrides.
+
+    Raises `UserError` for a name and its options in one argument, which `try` and `--with` take.
+    """
     prefix = "encoding="
     names: list[str] = []
     overrides: list[str] = []
     for text in arguments:
+        name, equals, _ = text.removeprefix(prefix).partition("=")
+        message = f"'{text}': take the quotes away, so that each option is an argument"
+        require(not (equals and " " in name.strip()), message)
         if "=" not in text or text.startswith(prefix):
             names.append(text.removeprefix(prefix))
         else:

@@ -121,6 +121,7 @@ import nowhere -> has no runs: name a run, a folder of runs or a folder of resul
 show rope bass=500 -> unknown key 'bass': did you mean 'encoding.base'?
 show rope alibi layuot=half -> did you mean 'encoding.layout'?
 show base=3 -> name an encoding
+show 'rope base=3' -> 'rope base=3': take the quotes away, so that each option is an argument
 show task=mqar --plot a.png -> a task has no picture: leave --plot out
 show hf:x hf:y -> show takes one Hugging Face model at a time, without --plot and --sample: leave out the rest
 explain -> no finished run in results/runs: make one with `pe-bench train encoding=rope`
@@ -156,6 +157,9 @@ reproduce alibi --text nowhere -> --text nowhere is neither stdlib nor a folder
 reproduce gpu -> device=cuda was not found
 check rope --all -> --all checks every encoding: leave out rope, or --all
 check -> name an encoding, a file.py:Class, or say --all
+check 'rope base=3' -> 'rope base=3': take the quotes away
+check 'encoding=rope base=3' -> 'encoding=rope base=3': take the quotes away
+speed nope 'rope base=3' -> 'rope base=3': take the quotes away
 check rope train.length=64 -> check uses its own model: leave out train.length=64
 check rope threads=1 -> check uses its own model: leave out threads=1
 check partial_rope fraction=0.05 -> fraction=0.05 holds no pair: give at least 0.25 of a head of width 8
