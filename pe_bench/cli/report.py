@@ -63,7 +63,8 @@ def report(
     printed, paths = _destinations(files, plot_of, as_json=as_json, probe=probe)
     require_apart(paths, options["results_dir"])
     if probe:
-        _refuse_options_of_levels(details=details, sort=sort, is_page=html is not None, options=options)
+        has_levels = as_json or html is not None
+        _refuse_options_of_levels(details=details, sort=sort, has_levels=has_levels, options=options)
     results = read_report(
         runs=runs,
         lengths=[] if lengths is None else parse_lengths(lengths),
@@ -85,15 +86,17 @@ def report(
 
 
 def _refuse_options_of_levels(
-    *, details: bool, sort: str | None, is_page: bool, options: Mapping[str, Any]
+    *, details: bool, sort: str | None, has_levels: bool, options: Mapping[str, Any]
 ) -> None:
     """Raise `UserError` for options that change only tables of levels, which --probe leaves out.
 
-    is_page: a page is written too, which has these tables. options: the other options of `api.results`.
+    has_levels: a page or data are written, which have these tables too. options: the other options of
+    `api.results`.
     """
-    given = {"--details": details or None}
-    if not is_page:
-        given |= {"--sort": sort, "--baseline": options.get("baseline"), "--margin": options.get("margin")}
+    given = {"--details": details or None, "--protocol": options.get("protocol")}
+    if not has_levels:
+        given["--sort"] = sort
+        given |= {f"--{name}": options.get(name) for name in ("baseline", "margin", "slice")}
     for option, value in given.items():
         require(
             value is None,

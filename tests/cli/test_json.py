@@ -88,6 +88,7 @@ def test_what_is_scored_and_probed_is_told_as_data(train: Command, command: Comm
     (probed,) = document_of(command("probe", "rope", *probe, "--json"))["probes"]
     assert [found["depth"] for found in probed["lines"][0]["found"]] == [None, 0.0, 1.0]
     assert document_of(command("report", *IN, "--probe", "--json"))["probes"] == [probed]
+    assert document_of(command("report", *IN, "--probe", "--sort", "name", "--json"))["tables"]
 
 
 def test_a_failure_is_in_the_document_too_and_keeps_its_exit_code(command: Command) -> None:

@@ -105,7 +105,11 @@ def test_no_option_writes_among_the_files_of_any_folder_of_results(command: Comm
 
 
 @pytest.mark.parametrize(
-    "options", [["--details"], ["--sort", "128"], ["--baseline", "rope"], ["--margin", "0.1"]]
+    "options",
+    [
+        *(["--details"], ["--sort", "128"], ["--baseline", "rope"], ["--margin", "0.1"]),
+        *(["--slice", "recall"], ["--protocol", "paired"]),
+    ],
 )
 def test_an_option_of_levels_is_refused_beside_probe(command: Command, run: Path, options: list[str]) -> None:
     outcome = command("report", "--probe", *options)
