@@ -288,10 +288,14 @@ def check_utf8(values: Any, key: str) -> None:
 def check_folder(folder: str | Path, key: str, *, is_written: bool = False) -> Path:
     """Return the path of a folder, which need not exist yet, with a home folder for `~`.
 
-    Raises `UserError` if a file is in its way, or if a folder that `is_written` cannot be written.
+    Raises `UserError` if a file is in its way, if a folder that `is_written` cannot be written, or for the
+    folder `runs` of a folder of results, which is easily named in its place.
     """
     require(str(folder) != "", f"{key} is empty: name a folder")
     path = Path(expand_user(folder, f"{key}="))
+    is_folder_of_runs = path.name == "runs" and any(path.glob("*/config.yaml"))
+    message = f"{key}={folder} has runs and is no folder of results: say {key}={path.parent}"
+    require(not is_folder_of_runs, message)
     existing_folders = filter(os.path.lexists, (path, *path.parents))
     existing = next(existing_folders, Path())
     message = f"{key}={folder}: {existing} is not a folder"

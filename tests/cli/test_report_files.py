@@ -117,6 +117,15 @@ def test_an_option_of_levels_is_refused_beside_probe(command: Command, run: Path
     assert f"{options[0]} changes tables of levels, which --probe does not print" in outcome.line
 
 
+@pytest.mark.parametrize("typed", [("report",), ("eval", "--lengths", "9"), ("list", "runs"), ("rm", "rope")])
+def test_the_folder_of_runs_is_refused_in_place_of_the_results(
+    command: Command, run: Path, typed: tuple[str, ...]
+) -> None:
+    outcome = command(*typed, "--results-dir", str(run.parent))
+    assert outcome.code == 2
+    assert outcome.line.endswith(f"is no folder of results: say --results-dir={run.parents[1]}")
+
+
 @pytest.mark.parametrize("result", ["{", "[]", "\udcff"])
 def test_a_damaged_run_is_listed_as_that_and_hides_no_other(command: Command, run: Path, result: str) -> None:
     bad = as_finished(add_run(run.parents[1], "alibi", LEVELS))
