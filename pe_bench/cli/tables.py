@@ -73,7 +73,7 @@ def print_scored(
     print_runs(command, runs, failures, tables=tables)
 
 
-def print_quick(parts: Sequence[RunsWithTables]) -> None:
+def print_quick_result(parts: Sequence[RunsWithTables]) -> None:
     """Say that a quick run went well; print where the runs are and the command that shows the table.
 
     The table itself is not printed, because the scores of a quick run mean nothing.

@@ -69,11 +69,11 @@ def train(
         _train_sweep(overrides, config_dir, as_json=as_json)
     else:
         run = api.train(*overrides, config_dir=config_dir)
-        from pe_bench.cli.tables import print_quick, print_scored, tables_of_run
+        from pe_bench.cli.tables import print_quick_result, print_scored, tables_of_run
 
         part = tables_of_run(run)
         if QUICK_OVERRIDE in overrides and not as_json and not run.failure:
-            print_quick([part])
+            print_quick_result([part])
         else:
             print_scored("train", [part], [run.failure], as_json=as_json)
         if run.failure:
@@ -81,7 +81,7 @@ def train(
 
 
 def _train_sweep(overrides: Sequence[str], search: Sequence[Path], *, as_json: bool) -> None:
-    from pe_bench.cli.tables import print_quick, print_scored, tables_by_folder
+    from pe_bench.cli.tables import print_quick_result, print_scored, tables_by_folder
     from pe_bench.commands.sweep.run import launch_overrides
     from pe_bench.system.signals import world_size
 
@@ -90,7 +90,7 @@ def _train_sweep(overrides: Sequence[str], search: Sequence[Path], *, as_json: b
     failures = [f"{state.label}: {state.text}" for state in summary.failed]
     parts = chain.from_iterable(map(tables_by_folder, summary.tables))
     if QUICK_OVERRIDE in overrides and not as_json and not failures:
-        print_quick(list(parts))
+        print_quick_result(list(parts))
     else:
         print_scored("train", parts, failures, as_json=as_json)
     summary.end()

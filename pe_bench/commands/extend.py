@@ -208,7 +208,7 @@ def _checked_values(
 
     length: the windows of the further training, in tokens. is_trained: the runs are trained further. Raises
     `UserError` for runs that differ in more than the seed or were not trained on text, and for overrides
-    without effect or for the further training's scores alone.
+    that have no effect or change only the scores of the further training.
     """
     names = ", ".join(run.name for run in runs)
     if is_trained:

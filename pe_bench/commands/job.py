@@ -274,11 +274,10 @@ def score_encodings(
     for line in shortages(job.config.eval, plans):
         say(line)
     rows = scored_rows(job, plans) if is_changed else []
-    rows += score(trained, plans, bars, later=len(models))
+    rows += score(trained, plans, bars, encodings_left=len(models))
     for number, (model, other) in enumerate(zip(models, replacements, strict=True), 1):
         model.encoding.to(job.device)
         under = replace(trained, model=model, scored_with=other.label, forced=other.forced)
         own = None if is_changed else trained.model
-        later = len(models) - number
-        rows += score(under, plans, bars, own, later=later)
+        rows += score(under, plans, bars, own, encodings_left=len(models) - number)
     return rows

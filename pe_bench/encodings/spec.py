@@ -92,7 +92,7 @@ class PartSpec:
             key = f"{self.key}.{name}"
             kind = kinds.get(argument_of(name), Any)
             if kind != NestedEncoding:
-                options[name] = self._option_in_type(value, kind, key)
+                options[name] = self._checked_option(value, kind, key)
             elif not is_part(value):
                 raise UserError(f"{key} must be another encoding, such as {{name: nope}}, not {shown(value)}")
         return options
@@ -107,8 +107,11 @@ class PartSpec:
             message = f"{name} has an annotation that is no type: {reason}"
             raise UserError(f"{message}: import the type, or leave the annotation out") from error
 
-    def _option_in_type(self, value: Any, kind: Any, key: str) -> Any:
-        """Convert an option to its type. Raises `UserError`, also for a type that cannot be checked."""
+    def _checked_option(self, value: Any, kind: Any, key: str) -> Any:
+        """Return the value of an option, converted to its type `kind`.
+
+        Raises `UserError`, also for a type that cannot be checked.
+        """
         try:
             return check_type(value, kind, key)
         except TypeError as error:

@@ -78,13 +78,13 @@ class RotaryCall:
         is_same = torch.allclose(angles, expected, rtol=ROTATION_TOLERANCE, atol=0)
         return is_same and torch.allclose(factors, factor, rtol=ROTATION_TOLERANCE, atol=0)
 
-    def _with_positions_at(self, values: Sequence[Any], length: int) -> list[Any]:
+    def _with_positions_at(self, arguments: Sequence[Any], length: int) -> list[Any]:
         """Return the arguments of the call with each tensor of positions replaced.
 
         The new positions are 1 and the last of a text of `length` tokens.
         """
         changed = []
-        for value in values:
+        for value in arguments:
             changed.append(_first_and_last_position(value, length) if _is_integer_tensor(value) else value)
         return changed
 

@@ -152,7 +152,7 @@ def _run_names(typed_names: Sequence[str], results_dir: Path) -> list[str]:
     unfinished = [each.folder for each in read_unfinished(results_dir)]
     names: list[str] = []
     for name in typed_names:
-        matching = [folder.path.name for folder in unfinished if _is_named(folder, name)]
+        matching = [folder.path.name for folder in unfinished if _is_named_by(folder, name)]
         names += matching
         try:
             names += [run.name for run in find_runs([name], results_dir)]
@@ -162,7 +162,7 @@ def _run_names(typed_names: Sequence[str], results_dir: Path) -> list[str]:
     return names
 
 
-def _is_named(folder: RunFolder, name: str) -> bool:
+def _is_named_by(folder: RunFolder, name: str) -> bool:
     """Return whether a name is the beginning of a run's name, or the Hugging Face model that it scores."""
     if folder.path.name.startswith(name):
         return True

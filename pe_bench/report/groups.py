@@ -136,17 +136,17 @@ def best_note(key: str, choices: Mapping[str, str], shown: Iterable[Row]) -> str
     )
 
 
-def _mean_loss(values: Mapping[str, Mapping[int, Row]], value: str, runs: ScoredRuns) -> float:
+def _mean_loss(rows_by_value: Mapping[str, Mapping[int, Row]], value: str, runs: ScoredRuns) -> float:
     """Return the mean validation loss of the runs with a value, over the seeds that all values have.
 
-    If no seed is common, all seeds of the value count. values: for each value, the rows by seed. Infinite if
-    a loss is not finite. Raises `UserError` for a run without a loss.
+    If no seed is common, all seeds of the value count. rows_by_value: for each value, the rows by seed.
+    Infinite if a loss is not finite. Raises `UserError` for a run without a loss.
     """
-    seeds_of_values = map(set, values.values())
+    seeds_of_values = map(set, rows_by_value.values())
     common = set.intersection(*seeds_of_values)
     losses = []
-    for seed in sorted(common or values[value]):
-        run = values[value][seed].run
+    for seed in sorted(common or rows_by_value[value]):
+        run = rows_by_value[value][seed].run
         loss = runs.folder_of(run).validation_loss
         if loss is None:
             raise UserError(f"--best: {run} has no validation loss in its train.csv; leave it out")

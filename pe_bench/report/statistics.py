@@ -265,14 +265,14 @@ def judge_gain_over_control(gain: Interval, margin: float = MARGIN) -> Answer:
     return "yes" if _above_zero(gain) else "unclear"
 
 
-def is_sensitive(gain: Interval) -> bool:
+def gains_within_training(gain: Interval) -> bool:
     """Return whether a model surely gains from 1/4 to 1 times its training length; gains are positive."""
     return _above_zero(gain)
 
 
 def reads_nothing(gain: Interval, margin: float = MARGIN) -> bool:
     """Return whether a model surely gains less than the margin from 1/4 to 1 times its training length."""
-    return not is_sensitive(gain) and gain.high < margin
+    return not gains_within_training(gain) and gain.high < margin
 
 
 def holds_up_to(verdicts: Mapping[int, str]) -> int | None:

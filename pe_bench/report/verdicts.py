@@ -30,8 +30,8 @@ from pe_bench.report.statistics import (
     Interval,
     breaks_at,
     difference_of_shares,
+    gains_within_training,
     holds_up_to,
-    is_sensitive,
     judge_context_use,
     judge_gain_over_control,
     paired_interval,
@@ -379,7 +379,7 @@ def why_context_use_stays_open(train_length: int, within: Number, margin: float)
         able = quarter >= MIN_PAIRED_LENGTH
         way_out = f": add it with --lengths {quarter}" if able else ", which is too short to score"
         return f"no score at {quarter}, a quarter of the training length{way_out}"
-    if is_sensitive(within.interval):
+    if gains_within_training(within.interval):
         return ""
     improves = "does not improve" if within.interval.high < margin else "does not surely improve"
     lengths = f"from {quarter:,} to {train_length:,} tokens"

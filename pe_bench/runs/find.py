@@ -378,7 +378,7 @@ def read_anchors(folder: Path | None) -> StoredAnchors:
 class ScoredRuns:
     """Runs with their configurations and scores, and their anchors.
 
-    Each score file is read once, for the levels of its clusters (documents or parts of them).
+    The levels of a row's clusters (documents or parts of them) are kept once they are read or computed.
     """
 
     def __init__(self, folder_of: Callable[[str], RunFolder], anchors: StoredAnchors) -> None:
@@ -396,7 +396,7 @@ class ScoredRuns:
         return cls(folder_finder(results_dir / "runs"), read_anchors(results_dir / "anchors"))
 
     def value(self, row: Row, key: str) -> Any:
-        """Return the value of a column, or of a key of the configuration; None where a run has no such."""
+        """Return the value of a column, or of a key of the configuration; None for a run without the key."""
         if key in COLUMNS:
             return getattr(row, key)
         return self.folder_of(row.run).flat_config.get(key)

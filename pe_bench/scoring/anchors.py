@@ -69,7 +69,7 @@ class NgramCounts:
         return np.where(self.keys[index] == keys, self.counts[index], 0.0)
 
     def contexts(self, vocab_size: int) -> tuple["NgramCounts", "NgramCounts"]:
-        """Return the counts of next tokens, and of different next tokens, for keys without the last token."""
+        """Return how many tokens follow each n-gram without its last token, and how many different tokens."""
         before, first = np.unique(self.keys // vocab_size, return_index=True)
         following = np.add.reduceat(self.counts, first)
         different = np.diff(np.append(first, len(self.keys)))

@@ -36,11 +36,15 @@ JOB_COLUMNS = ("scored_with", "forced", "setting", "train_dtype", "threads")
 
 
 def score(
-    job: Job, plans: Sequence[Plan], bars: Bars, own: LanguageModel | None = None, later: int = 0
+    job: Job,
+    plans: Sequence[Plan],
+    bars: Bars,
+    own_model: LanguageModel | None = None,
+    encodings_left: int = 0,
 ) -> list[Row]:
     """Score as `evaluate` does, with a bar that counts finished plans.
 
-    later: the number of encodings that the same plans will be scored with later, to estimate the time.
+    encodings_left: the number of encodings that the same plans are scored with afterwards, for the time.
     """
     with bars(job.scored_with, len(plans)) as bar:
         finished = 0
@@ -55,7 +59,7 @@ def score(
             line = None if plan.protocol in APART else f"{name} scored"
             bar.show(finished, f"scoring, {name}", line)
 
-        return evaluate(job, plans, show_plan, own, later)
+        return evaluate(job, plans, show_plan, own_model, encodings_left)
 
 
 def _progress_name(plan: Plan) -> str:
@@ -89,12 +93,12 @@ def _operations(job: Job, parameters: int, length: int) -> float:
     return length * (2 * parameters + attention)
 
 
-def _with_cost(job: Job, plans: Sequence[Plan], watch: ScoreWatcher, later: int) -> ScoreWatcher:
+def _with_cost(job: Job, plans: Sequence[Plan], watch: ScoreWatcher, encodings_left: int) -> ScoreWatcher:
     """Return `watch`, extended: once the pace is known, it also announces how long all scoring will take.
 
-    later: the number of encodings that the plans will be scored with after this.
+    encodings_left: the number of encodings that the plans are scored with after this one.
     """
-    total = operations(job, plans) * (1 + later)
+    total = operations(job, plans) * (1 + encodings_left)
     done = 0.0
     pace = Pace()
 
@@ -118,14 +122,14 @@ def evaluate(
     job: Job,
     plans: Sequence[Plan],
     watch: ScoreWatcher,
-    own: LanguageModel | None = None,
-    later: int = 0,
+    own_model: LanguageModel | None = None,
+    encodings_left: int = 0,
 ) -> list[Row]:
     """Score the plans that are not scored yet, and return the rows of all plans, in their order.
 
-    own: the model with the encoding of the run. Where the job's model computes the same, as YaRN does up to
-    the training length if its factor is that of each window, the scores of the run's encoding are taken over.
-    later: how many more encodings the same plans will be scored with, as in `score`.
+    own_model: the model with the encoding of the run. Where the job's model computes the same, as YaRN does
+    up to the training length if its factor is that of each window, the scores of the run's encoding are taken
+    over. encodings_left: as in `score`.
 
     After each length, its scores and its row are on the disk. A length that the encoding cannot reach, or at
     which a user's own code fails, is a row with its status and reason, and the other lengths go on.
@@ -144,9 +148,9 @@ def evaluate(
             missing[row.key] = plan
     for key, plan in [*missing.items()]:
         trained = kept.get(row_key(job, plan))
-        if own is None or trained is None:
+        if own_model is None or trained is None:
             continue
-        if not _computes_the_same(job.model, own, plan):
+        if not _computes_the_same(job.model, own_model, plan):
             continue
         if trained.status == "ok" and has_whole_scores(job.folder, trained):
             kept[key] = _copy_own_scores(job, missing.pop(key), trained)
@@ -156,7 +160,7 @@ def evaluate(
         longest = max(plan.length for plan in missing.values())
         size = f"{count(windows, 'window')} of up to {longest:,} tokens"
         say(f"{job.folder.name}: scoring {size}")
-        watch = _with_cost(job, [*missing.values()], watch, later)
+        watch = _with_cost(job, [*missing.values()], watch, encodings_left)
     scorer = Scorer(job.model, job.data.validation, job.config.eval, watch)
     for plan, scored in scorer.scores([*missing.values()]):
         row = _scored_row(job, plan, scored)
@@ -167,14 +171,14 @@ def evaluate(
     return [kept[row.key] for row in rows]
 
 
-def _computes_the_same(model: LanguageModel, own: LanguageModel, plan: Plan) -> bool:
+def _computes_the_same(model: LanguageModel, own_model: LanguageModel, plan: Plan) -> bool:
     """Return whether two models that differ only in their encodings score a plan's targets equally."""
     encoding = model.encoding
-    if is_users_own(encoding) or len(encoding.modifiers) or len(own.encoding.modifiers):
+    if is_users_own(encoding) or len(encoding.modifiers) or len(own_model.encoding.modifiers):
         return False
     sizes = {window.size for window in plan.windows}
-    for number, size in product(range(own.n_layers), sizes):
-        if not have_equal_rotations(encoding.layer(number), own.encoding.layer(number), size):
+    for number, size in product(range(own_model.n_layers), sizes):
+        if not have_equal_rotations(encoding.layer(number), own_model.encoding.layer(number), size):
             return False
     return True
 

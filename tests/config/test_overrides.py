@@ -257,7 +257,9 @@ def test_options_of_a_swept_encoding_need_not_be_options_of_the_default(folder):
         (["train.lr=1e-3,x"], "train.lr must be a number above 0, not 'x'"),
     ],
 )
-def test_what_one_value_of_a_sweep_cannot_have_is_refused(arguments, message):
+def test_an_option_that_one_encoding_or_task_of_a_sweep_lacks_is_refused_and_so_is_a_wrong_value(
+    arguments, message
+):
     with pytest.raises(UserError, match=message):
         check_sweep(*words_of(["-m", *arguments]), lambda config: None)
 

@@ -254,7 +254,7 @@ def test_a_loss_in_bfloat16_may_be_as_far_from_float32_as_transformers_own_on_th
 
 
 @pytest.mark.parametrize("name", HYBRIDS)
-def test_layers_without_attention_are_counted_as_such(
+def test_layers_without_attention_are_counted_and_shown(
     command: Command, tmp_path: Path, hf_models: dict[str, Opened], name: str
 ) -> None:
     hf_model = hf_models[name]

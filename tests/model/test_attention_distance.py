@@ -106,7 +106,7 @@ def test_far_keys_with_huge_norms_and_huge_values_are_kept() -> None:
     assert largest_relative_error(Table(falling(0.05)), (x, q, k, v)) < 1e-10
 
 
-def test_what_is_left_out_has_no_weight() -> None:
+def test_keys_that_are_left_out_have_negligible_weight() -> None:
     _, q, k, v = (0.1 * one for one in inputs(batch=2))  # so small that bounds of scores are tight
     table, start, stop = torch.tensor([[4.0], [1.2], [0.4], [0.12]]) * falling(), 3_072, 3_072 + 150
     distance = torch.arange(start, stop)[:, None] - torch.arange(stop)

@@ -41,7 +41,7 @@ def test_a_note_names_the_lines_that_it_is_about_or_a_few_of_them(tmp_path: Path
 
 
 @pytest.mark.parametrize(("documents", "is_said"), [(MIN_DOCUMENTS - 1, True), (MIN_DOCUMENTS, False)])
-def test_intervals_over_few_documents_are_said_to_be_that(
+def test_intervals_over_few_documents_have_a_note_that_says_so(
     tmp_path: Path, documents: int, is_said: bool
 ) -> None:
     add_run(tmp_path, "rope", {128: 3.0, 256: 3.1}, documents=documents)
@@ -130,7 +130,7 @@ def test_a_narrow_terminal_gets_every_number_of_the_details_in_blocks_that_fit(t
 
 
 @pytest.mark.parametrize("text", ["first\n\\input{/etc/passwd}", "first\r\n% second"])
-def test_a_reason_of_several_lines_stays_one(tmp_path: Path, text: str) -> None:
+def test_a_reason_of_several_lines_becomes_one_line_of_a_note_or_comment(tmp_path: Path, text: str) -> None:
     run = add_run(tmp_path, "rope", {128: 3.0, 256: None})
     edit_rows(run, lambda row: replace(row, reason=text) if row.status != "ok" else row)
     table = only(tmp_path)

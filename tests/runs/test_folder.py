@@ -12,7 +12,7 @@ from pe_bench.runs.rows import read_rows
 from pe_bench.runs.typed import COMMAND_VARIABLE, called_with, record_command, recorded_commands
 
 
-def test_each_file_is_read_once_and_what_cannot_be_read_is_empty(tmp_path: Path) -> None:
+def test_each_file_is_read_once_and_a_damaged_file_gives_empty_properties(tmp_path: Path) -> None:
     run = add_run(tmp_path, "rope", {128: 2.0, 256: 2.1})
     (run / "config.yaml").write_text("train:\n  lr: 0.001\n  optimizer: muon\nseed: 1\n")
     (run / "train.csv").write_text("step,loss,validation_loss\n1,3.0,\n2,2.0,2.5\n3,1.0,\n")

@@ -321,14 +321,14 @@ def _check_encoding(study: Study, kind: str, label: str, name: str, search: Sequ
             scored += scoring.scored_with or []
     own, _, scaling = label.partition(" -> ")
     message = f"a claim of kind {kind} is about '{own}', and {trained}: name one of them"
-    require(not own or _is_named(own, encodings, search), message)
+    require(not own or _has_name_of(own, encodings, search), message)
     message = f"a claim of kind {kind} is about '{label}', and {place} no such scores"
     scorings = ", ".join(scored) or "none"
     way_out = f"name one of scored_with ({scorings}), or add {scaling} to scored_with"
-    require(not scaling or _is_named(scaling, scored, search), f"{message}: {way_out}")
+    require(not scaling or _has_name_of(scaling, scored, search), f"{message}: {way_out}")
 
 
-def _is_named(label: str, texts: Sequence[str], search: Sequence[Path]) -> bool:
+def _has_name_of(label: str, texts: Sequence[str], search: Sequence[Path]) -> bool:
     """Return whether a label has the name of one of these encodings, or the name in its YAML file.
 
     texts: encodings as a study's file has them, such as `rope+gate` or `yarn factor=4`.

@@ -58,7 +58,8 @@ def check_sweep(
 ) -> tuple[LaunchedSweep, tuple[str, ...]]:
     """Check all jobs of overrides; return their sweep, and the keys with several values.
 
-    check: called with the configurations of the first jobs, by default `prepare`. Raises `UserError`.
+    check: called with the configurations of the first jobs; None: prepare each, and describe its text.
+    Raises `UserError`.
     """
     swept = read_sweep(overrides, search)
     say(CHECKING_MESSAGE)

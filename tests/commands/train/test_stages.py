@@ -148,7 +148,7 @@ def test_a_source_is_what_it_was_trained_as_wherever_it_lies_and_whatever_it_is_
     assert len(runs_of(folder, "nope")) == 2
 
 
-def test_a_run_s_own_name_follows_from_what_it_keeps(begin, train, folder):
+def test_the_name_of_a_run_follows_from_its_configuration_and_result(begin, train, folder):
     (folder / "mine.py").write_text(ROOT_BIAS)
     assert begin("encoding=rope", "modifier=[logn]", "seed=2").code == 0
     assert begin("encoding=local_global", "train.optimizer=adamw").code == 0
