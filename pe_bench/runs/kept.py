@@ -1,10 +1,12 @@
 """Runs without their weights: the files of a run from which rows, verdicts and pictures can be made.
 
-The folder of such a run has its configuration, environment, result and rows, and `means.safetensors` with the
-means by cluster (a document or a part of one) of all targets and of the recall targets, in float32. Code that
-reads runs reads these too.
+The folder of such a run has its configuration, environment, result and rows, the steps of train.csv that
+have a validation loss, and `means.safetensors` with the means by cluster (a document or a part of one) of
+all targets and of the recall targets, in float32. Code that reads runs reads these too.
 """
 
+import csv
+import io
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,9 +21,10 @@ from pe_bench.runs.find import anchor_key, read_anchors
 from pe_bench.runs.folder import RunFolder, read_config, read_result, write_config
 from pe_bench.runs.rows import ALL, TASK, Row, has_number, read_rows, write_rows
 from pe_bench.runs.scores import MEANS_FILE, RECALL, read_tensors, score_file, score_name, write_tensors
-from pe_bench.system.files import replace_folder, write_json
+from pe_bench.runs.untrusted import read_regular
+from pe_bench.system.files import replace_folder, write_json, write_text
 
-ENVIRONMENT, RESULT = "environment.json", "result.json"
+ENVIRONMENT, RESULT, LOG = "environment.json", "result.json", "train.csv"
 
 
 def copy_run(run: Path, rows: Sequence[Row], destination: Path) -> None:
@@ -39,6 +42,7 @@ def copy_run(run: Path, rows: Sequence[Row], destination: Path) -> None:
         if HF_SECTION in result:
             result[HF_SECTION] = _without_folders(str(result[HF_SECTION]))
         write_json(temporary / RESULT, result)
+        _copy_validation_losses(run, temporary)
         _copy_scores(run, rows, temporary)
         _add_earlier(destination, temporary)
 
@@ -78,6 +82,18 @@ def _copy_config(run: Path, destination: Path) -> None:
     data = replace(config.data, **folder_names)
     kept = replace(config, results_dir="results", cache_dir=None, data=data)
     write_config(destination, kept, resolves=False)
+
+
+def _copy_validation_losses(run: Path, destination: Path) -> None:
+    """Write the steps of a run's train.csv that have a validation loss; nothing without train.csv."""
+    if not (run / LOG).exists():
+        return
+    logged = csv.DictReader(io.StringIO(read_regular(run / LOG)))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, logged.fieldnames or (), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(step for step in logged if step.get("validation_loss"))
+    write_text(destination / LOG, text.getvalue())
 
 
 def _without_folders(address: str) -> str:

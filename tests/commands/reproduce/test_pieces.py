@@ -357,6 +357,19 @@ def test_a_changed_study_has_other_pieces_and_a_damaged_piece_or_table_is_named(
     assert damaged.code == 2 and "is missing or damaged" in damaged.line
 
 
+def test_a_piece_keeps_the_validation_losses_of_its_runs(command: Command, study: Study) -> None:
+    often = TOY.replace("overrides: [", "overrides: [train.log_every=1, train.validate_every=3, ")
+    study.path.write_text(often)
+    written = replace(read_study("toy", [study.path.parent.parent]), text=study.text)
+    assert command(*arguments(written), "threads=1", "--write-table").code == 0
+    stored = StoredPieces(written)
+    name = stored.read()[0].runs[0]
+    run = RunFolder(Path("results/runs") / name)
+    kept = RunFolder(stored.folder / "runs" / name)
+    assert kept.validation_loss == run.validation_loss is not None
+    assert 0 < len(kept.losses) < len(run.losses)
+
+
 def test_a_second_piece_keeps_what_an_earlier_one_stored_of_the_same_run(
     command: Command, study: Study
 ) -> None:
