@@ -26,6 +26,7 @@ from pe_bench.runs.find import (
     check_selectable_key,
     finished_runs,
     is_hf_name,
+    is_number,
     runs_of_sweep,
 )
 from pe_bench.runs.job import NOT_IDENTITY
@@ -339,7 +340,8 @@ def labels_by(rows: Sequence[Row], runs: ScoredRuns, by: Sequence[str]) -> Calla
         if key == "model" and is_hf_name(row.model):
             return f"of {hf_model_name(row.model, _hf_model_size(row, runs))}"
         value = runs.value(row, key)
-        if type(value) is int and has_fractions(key):  # an option that was typed as 8 in place of 8.0
+        # An option may have been typed as 8 in place of 8.0.
+        if type(value) is int and is_number(value) and has_fractions(key):
             value = float(value)
         return f"{key}={value}"
 

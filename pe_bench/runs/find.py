@@ -25,7 +25,6 @@ from pe_bench.values import unknown
 
 HF_PREFIX = "hf:"  # begins the name of a Hugging Face model
 CONDITION = re.compile(r"\s*([\w.]+)\s*(!=|<=|>=|==?|<|>)\s*(.*?)\s*")
-COMMA_BETWEEN_VALUES = re.compile(r",(?![^\[]*\])")  # not a comma within a list, such as [16,32]
 ORDER_SIGNS = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
 # Columns that follow from others, that have an option for choosing, or that are results: to choose seeds by
 # their results would make any encoding the best.
@@ -261,7 +260,7 @@ def parse_condition(word: str) -> Condition:
     check_selectable_key(key, "--where")
     values = [text]
     if sign not in ORDER_SIGNS:
-        values = [value.strip() for value in COMMA_BETWEEN_VALUES.split(text)]
+        values = [value.strip() for value in _split_at_commas(text)]
     return Condition(key, sign, tuple(values))
 
 
@@ -291,6 +290,8 @@ def _matches_pattern(value: Any, pattern: str) -> bool:
 
     Other values than texts are compared as config.yaml spells them, such as true, null or [16,32].
     """
+    if isinstance(value, list):
+        return _matches_list(value, pattern)
     if is_number(value) and is_number(pattern) and float(value) == float(pattern):
         return True
     text = value
@@ -298,6 +299,27 @@ def _matches_pattern(value: Any, pattern: str) -> bool:
         text = _text_in_yaml(value).lower()
         pattern = pattern.replace(" ", "").lower()
     return text == pattern or fnmatch.fnmatchcase(text, pattern)
+
+
+def _matches_list(values: list[Any], pattern: str) -> bool:
+    """Return whether a list has the elements of `pattern`, such as [16,32] or [16,*]."""
+    if not (pattern.startswith("[") and pattern.endswith("]")):
+        return fnmatch.fnmatchcase(_text_in_yaml(values), pattern)
+    patterns = list(filter(None, _split_at_commas(pattern[1:-1])))
+    return len(values) == len(patterns) and all(map(_matches_pattern, values, patterns))
+
+
+def _split_at_commas(text: str) -> list[str]:
+    """Return the parts of a text between commas, without spaces around; commas in brackets do not count."""
+    parts = [""]
+    depth = 0
+    for character in text:
+        depth += (character == "[") - (character == "]")
+        if character == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return [part.strip() for part in parts]
 
 
 def _text_in_yaml(value: Any) -> str:
