@@ -90,10 +90,14 @@ def _refuse_options_of_levels(
 ) -> None:
     """Raise `UserError` for options that change only tables of levels, which --probe leaves out.
 
+    --protocol is refused too, because probes have a protocol of their own.
+
     has_levels: a page or data are written, which have these tables too. options: the other options of
     `api.results`.
     """
-    given = {"--details": details or None, "--protocol": options.get("protocol")}
+    message = "--protocol would leave the probes out: leave out --protocol or --probe"
+    require(options.get("protocol") is None, message)
+    given: dict[str, Any] = {"--details": details or None}
     if not has_levels:
         given["--sort"] = sort
         given |= {f"--{name}": options.get(name) for name in ("baseline", "margin", "slice")}
