@@ -293,9 +293,11 @@ def check_folder(folder: str | Path, key: str, *, is_written: bool = False) -> P
     """
     require(str(folder) != "", f"{key} is empty: name a folder")
     path = Path(expand_user(folder, f"{key}="))
-    is_folder_of_runs = path.name == "runs" and any(path.glob("*/config.yaml"))
-    message = f"{key}={folder} has runs and is no folder of results: say {key}={path.parent}"
-    require(not is_folder_of_runs, message)
+    whole = Path(os.path.abspath(path))
+    parent = path.parent if path.name == whole.name else whole.parent
+    message = f"{key}={folder} has runs and is no folder of results: say {key}={parent}"
+    is_named_runs = whole.name == "runs" and not (path / "runs").is_dir()
+    require(not (is_named_runs and _has_runs(path)), message)
     existing_folders = filter(os.path.lexists, (path, *path.parents))
     existing = next(existing_folders, Path())
     message = f"{key}={folder}: {existing} is not a folder"
@@ -306,6 +308,14 @@ def check_folder(folder: str | Path, key: str, *, is_written: bool = False) -> P
     return path
 
 
+def _has_runs(folder: Path) -> bool:
+    """Return whether a folder has runs of pe-bench in it; other programs write a config.yaml too."""
+    for config in folder.glob("*/config.yaml"):
+        if config.with_name("environment.json").exists() or config.with_name("eval.csv").exists():
+            return True
+    return False
+
+
 def require_writable(option: str, path: Path) -> None:
     """Raise `UserError` if the file of an option cannot be written, or lies among the files of results."""
     message = f"{option} {path}: there is no folder {path.parent}; make it, or name a file elsewhere"
@@ -314,21 +324,26 @@ def require_writable(option: str, path: Path) -> None:
     require(path.is_file() or not path.exists(), message)
     real = Path(os.path.realpath(path))
     message = f"{option} {path} lies among the files of the results: name one elsewhere"
+    # The tries are kept also where their runs were deleted.
+    require(not (real.name == "tries.json" and real.exists()), message)
     for folder in real.parents:
         is_of_results = real.relative_to(folder).parts[0] in FILES_OF_RESULTS
-        require(not (is_of_results and any(folder.glob("runs/*/config.yaml"))), message)
+        require(not (is_of_results and _has_runs(folder / "runs")), message)
 
 
 def require_apart(files: Mapping[str, Path], results_dir: str | Path) -> None:
-    """Raise `UserError` for two options with one file, and for an option that names the folder of results.
+    """Raise `UserError` for two options with one file, and for an option with a file of the results.
 
     files: the files to write, by option.
     """
-    results = os.path.realpath(results_dir)
+    results = Path(os.path.realpath(results_dir))
     options: dict[str, str] = {}
     for option, path in files.items():
         real = os.path.realpath(path)
         message = f"{options.get(real)} and {option} both name {path}, which can hold only one of them"
         require(real not in options, f"{message}: give another file")
         options[real] = option
-        require(real != results, f"{option} {path} is the folder of results: name a file")
+        require(Path(real) != results, f"{option} {path} is the folder of results: name a file")
+        message = f"{option} {path} lies among the files of the results: name one elsewhere"
+        for name in FILES_OF_RESULTS:
+            require(not Path(real).is_relative_to(results / name), message)

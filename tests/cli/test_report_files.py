@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,9 @@ from support.commands import Command
 from support.results import add_run
 
 from pe_bench.config.compose import compose_config
+from pe_bench.errors import UserError
 from pe_bench.runs.folder import write_config
+from pe_bench.values import check_folder, require_writable
 
 LEVELS = {64: 3.1, 128: 3.0, 256: 3.1}
 
@@ -104,17 +107,36 @@ def test_no_option_writes_among_the_files_of_any_folder_of_results(command: Comm
     assert command(*report, str(results / "a.csv")).code == 0
 
 
+def test_tries_without_runs_are_kept_and_files_of_other_programs_are_not_guarded(
+    command: Command, tmp_path: Path
+) -> None:
+    (tmp_path / "tries.json").write_text("[]")
+    outcome = command("train", "-m", "seed=0,1", "--plan", str(tmp_path / "tries.json"))
+    assert outcome.code == 2 and "lies among the files of the results" in outcome.line
+    other = tmp_path / "runs" / "other"
+    other.mkdir(parents=True)
+    (other / "config.yaml").write_text("{}")
+    require_writable("--plot", other / "a.png")
+    assert check_folder(other.parent, "results_dir") == other.parent
+
+
 @pytest.mark.parametrize(
     "options",
     [
         *(["--details"], ["--sort", "128"], ["--baseline", "rope"], ["--margin", "0.1"]),
-        *(["--slice", "recall"], ["--protocol", "paired"]),
+        ["--slice", "recall"],
     ],
 )
 def test_an_option_of_levels_is_refused_beside_probe(command: Command, run: Path, options: list[str]) -> None:
     outcome = command("report", "--probe", *options)
     assert outcome.code == 2
     assert f"{options[0]} changes tables of levels, which --probe does not print" in outcome.line
+
+
+def test_a_protocol_is_refused_beside_probe(command: Command, run: Path) -> None:
+    for words in ((), ("--json",)):
+        outcome = command("report", "--probe", "--protocol", "paired", *words)
+        assert outcome.code == 2 and "--protocol would leave the probes out" in outcome.out + outcome.err
 
 
 @pytest.mark.parametrize("typed", [("report",), ("eval", "--lengths", "9"), ("list", "runs"), ("rm", "rope")])
@@ -124,6 +146,15 @@ def test_the_folder_of_runs_is_refused_in_place_of_the_results(
     outcome = command(*typed, "--results-dir", str(run.parent))
     assert outcome.code == 2
     assert outcome.line.endswith(f"is no folder of results: say --results-dir={run.parents[1]}")
+
+
+def test_the_present_folder_is_refused_if_it_is_one_of_runs(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(run.parent)
+    message = re.escape("--results-dir=. has runs and is no folder of results: say --results-dir=")
+    with pytest.raises(UserError, match=message + re.escape(str(run.parents[1]))):
+        check_folder(".", "--results-dir")
 
 
 @pytest.mark.parametrize("result", ["{", "[]", "\udcff"])
