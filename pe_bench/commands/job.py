@@ -250,14 +250,18 @@ def all_scored_rows(
     job: Job, plans: Sequence[Plan], replacements: Sequence[OtherEncoding] = ()
 ) -> list[Row] | None:
     """Return the rows that `score_encodings` returns; None if it would have to score a plan."""
-    is_changed = job.scored_with != job.label
-    rows = scored_rows(job, plans) if is_changed else []
+    rows = _rows_of_trained_encoding(job, plans)
     for label in (job.scored_with, *(other.label for other in replacements)):
         scored = scored_rows(job, plans, label)
         if len(scored) < len(plans):
             return None
         rows += scored
     return rows
+
+
+def _rows_of_trained_encoding(job: Job, plans: Sequence[Plan]) -> list[Row]:
+    """Return the rows of the trained encoding, if the job's scores are of another; else none."""
+    return scored_rows(job, plans) if job.scored_with != job.label else []
 
 
 def score_encodings(
@@ -273,7 +277,7 @@ def score_encodings(
     trained = replace(job, model=model, forced=is_changed)
     for line in shortages(job.config.eval, plans):
         say(line)
-    rows = scored_rows(job, plans) if is_changed else []
+    rows = _rows_of_trained_encoding(job, plans)
     rows += score(trained, plans, bars, encodings_left=len(models))
     for number, (model, other) in enumerate(zip(models, replacements, strict=True), 1):
         model.encoding.to(job.device)

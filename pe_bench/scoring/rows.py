@@ -200,18 +200,17 @@ def _copy_own_scores(job: Job, plan: Plan, trained: Row) -> Row:
 def scored_rows(job: Job, plans: Sequence[Plan], label: str = "") -> list[Row]:
     """Return the rows of the plans that are scored already. label: of an encoding, if not the run's own."""
     kept = {row.key: row for row in read_rows_of_run(job.folder)}
-    under = replace(job, scored_with=label or job.label)
     rows = []
     for plan in plans:
-        row = kept.get(_empty_row(under, plan).key)
+        row = kept.get(row_key(job, plan, label))
         if row is not None and _is_scored(job.folder, row):
             rows.append(row)
     return rows
 
 
-def row_key(job: Job, plan: Plan) -> tuple[str, ...]:
-    """Return the key of the row of a plan that is scored with the run's own encoding."""
-    return _empty_row(replace(job, scored_with=job.label), plan).key
+def row_key(job: Job, plan: Plan, label: str = "") -> tuple[str, ...]:
+    """Return the key of the row of a plan. label: of the encoding of the scores, if not the run's own."""
+    return _empty_row(replace(job, scored_with=label or job.label), plan).key
 
 
 def _is_scored(run: Path, row: Row | None) -> bool:
