@@ -18,7 +18,7 @@ from pe_bench.errors import UserError, first_line, require
 from pe_bench.values import expand_user
 
 MAX_NAMED_FILES = 10  # unreadable files in one message
-UNREADABLE_HINT = "unpack or convert them, or take them out of the folder"
+UNREADABLE_HINT = "convert them, or take them out of the folder"
 NO_TEXT_HINT = "convert them, take them out of the folder, or say data.encoding=NAME, such as latin-1"
 JSON_SUFFIXES = (".json", ".jsonl", ".ndjson", ".json.gz", ".jsonl.gz", ".ndjson.gz")
 # The first bytes of files by gzip, zip, bzip2, xz and Zstandard, which `data.encoding=latin-1` would decode.

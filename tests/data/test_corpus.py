@@ -160,7 +160,7 @@ def test_a_compressed_text_file_is_not_decoded(
 ) -> None:
     (tmp_path / "a.txt").write_bytes(compress(b"short"))
     told = refusal(files(tmp_path, encoding=encoding))
-    assert told.endswith("a.txt (a compressed file): unpack or convert them, or take them out of the folder")
+    assert told.endswith("a.txt (a compressed file): convert them, or take them out of the folder")
 
 
 def test_a_source_that_cannot_be_read_is_told_in_one_line(tmp_path, capfd):
