@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from pe_bench.config.overrides import quote
 from pe_bench.config.schema import HF_SECTION
 from pe_bench.errors import RunError, UserError, require
 from pe_bench.runs.folder import RunFolder, encoding_in, folder_finder, folders_of_runs, read_all, read_result
@@ -296,7 +297,7 @@ def _matches_pattern(value: Any, pattern: str) -> bool:
         return True
     text = value
     if not isinstance(value, str):
-        text = _text_in_yaml(value).lower()
+        text = quote(value).lower()
         pattern = pattern.replace(" ", "").lower()
     return text == pattern or fnmatch.fnmatchcase(text, pattern)
 
@@ -304,7 +305,7 @@ def _matches_pattern(value: Any, pattern: str) -> bool:
 def _matches_list(values: list[Any], pattern: str) -> bool:
     """Return whether a list has the elements of `pattern`, such as [16,32] or [16,*]."""
     if not (pattern.startswith("[") and pattern.endswith("]")):
-        return fnmatch.fnmatchcase(_text_in_yaml(values), pattern)
+        return fnmatch.fnmatchcase(quote(values), pattern)
     patterns = list(filter(None, _split_at_commas(pattern[1:-1])))
     return len(values) == len(patterns) and all(map(_matches_pattern, values, patterns))
 
@@ -320,15 +321,6 @@ def _split_at_commas(text: str) -> list[str]:
         else:
             parts[-1] += character
     return [part.strip() for part in parts]
-
-
-def _text_in_yaml(value: Any) -> str:
-    """Return a value as text in YAML, without spaces."""
-    if isinstance(value, list):
-        return f"[{','.join(map(_text_in_yaml, value))}]"
-    if value is None:
-        return "null"
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def is_number(value: Any) -> bool:
