@@ -323,12 +323,20 @@ def require_writable(option: str, path: Path) -> None:
     message = f"{option} {path} is not a regular file: name one in a folder"
     require(path.is_file() or not path.exists(), message)
     real = Path(os.path.realpath(path))
-    message = f"{option} {path} lies among the files of the results: name one elsewhere"
-    # The tries are kept also where their runs were deleted.
-    require(not (real.name == "tries.json" and real.exists()), message)
+    is_tries = real.name == "tries.json" and real.exists()  # they are kept where their runs were deleted too
+    require(not is_tries, _among_results_text(option, path))
     for folder in real.parents:
-        is_of_results = real.relative_to(folder).parts[0] in FILES_OF_RESULTS
-        require(not (is_of_results and _has_runs(folder / "runs")), message)
+        is_beside_runs = _is_file_of_results(real, folder) and _has_runs(folder / "runs")
+        require(not is_beside_runs, _among_results_text(option, path))
+
+
+def _is_file_of_results(file: Path, results: Path) -> bool:
+    """Return whether a file is one that pe-bench keeps in a folder of results; both are real paths."""
+    return any(file.is_relative_to(results / name) for name in FILES_OF_RESULTS)
+
+
+def _among_results_text(option: str, path: Path) -> str:
+    return f"{option} {path} lies among the files of the results: name one elsewhere"
 
 
 def require_apart(files: Mapping[str, Path], results_dir: str | Path) -> None:
@@ -337,13 +345,11 @@ def require_apart(files: Mapping[str, Path], results_dir: str | Path) -> None:
     files: the files to write, by option.
     """
     results = Path(os.path.realpath(results_dir))
-    options: dict[str, str] = {}
+    options: dict[Path, str] = {}
     for option, path in files.items():
-        real = os.path.realpath(path)
+        real = Path(os.path.realpath(path))
         message = f"{options.get(real)} and {option} both name {path}, which can hold only one of them"
         require(real not in options, f"{message}: give another file")
         options[real] = option
-        require(Path(real) != results, f"{option} {path} is the folder of results: name a file")
-        message = f"{option} {path} lies among the files of the results: name one elsewhere"
-        for name in FILES_OF_RESULTS:
-            require(not Path(real).is_relative_to(results / name), message)
+        require(real != results, f"{option} {path} is the folder of results: name a file")
+        require(not _is_file_of_results(real, results), _among_results_text(option, path))
