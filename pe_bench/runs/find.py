@@ -200,6 +200,10 @@ def _runs_named(typed: str, results_dir: Path, *, anywhere: bool) -> list[Path]:
         is_here = run.parent == folder.resolve()
         require(anywhere or is_here, f"the run {typed} is not one of {folder}: {way_out}")
         return [run if anywhere else folder / run.name]
+    for is_selected in selections if name else ():
+        for run in filter(is_selected, folders_of_runs(results_dir)):
+            if (run / "config.yaml").is_file():
+                _require_finished(run)
     raise UserError(f"no finished run '{typed}' in {folder}: {_advice_for_unknown_name(typed)}")
 
 

@@ -254,8 +254,10 @@ def test_an_unfinished_and_a_damaged_run_are_refused_by_name(begin, command, fol
     outcome = command("eval", run.name, *results)
     assert outcome.code == 1 and "result.json is damaged" in outcome.line
     (run / "result.json").unlink()
-    outcome = command("eval", run.name, *results)
-    assert outcome.code == 2 and "no finished run" in outcome.line
+    for name in (run.name, "rope-s0", "rope"):
+        outcome = command("eval", name, *results)
+        assert outcome.code == 2
+        assert f"{run} is not finished: repeat the command that trained it" in outcome.line
 
 
 @pytest.mark.parametrize("arguments", [[], ["-m", "seed=0,1"]])
