@@ -135,6 +135,15 @@ def shipped_model(name: str) -> dict[str, Any]:
     return {key: value for key, value in sizes.items() if value is not None}
 
 
+@cache
+def shipped_task(name: str) -> dict[str, Any]:
+    """Return the options of a shipped task, with the values in its file; empty for an unknown name."""
+    if name not in names_in("task"):
+        return {}
+    options = read_yaml(config_dir() / "task" / f"{name}.yaml")["task"]
+    return {option: value for option, value in options.items() if option != "name"}
+
+
 def _size_at_own_width(value: Any) -> Any:
     """Return a size from a model's file; a size proportional to the width is taken at the file's own width.
 

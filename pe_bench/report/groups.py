@@ -16,7 +16,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from pe_bench.config.groups import shipped_model
+from pe_bench.config.groups import shipped_model, shipped_task
 from pe_bench.config.schema import HF_SECTION, LOSES_TEXT
 from pe_bench.errors import UserError, require
 from pe_bench.report.records import SEVERAL_HF_MODELS, TableKey, hf_model_name
@@ -259,6 +259,11 @@ def _chosen_values(rows: Sequence[Row], runs: ScoredRuns, varying: Sequence[str]
         value = config.get(key, usual)
         if key not in varying and value != usual:
             chosen.append(f"{key.removeprefix('train.')}={value}")
+    for option, usual in shipped_task(str(config.get("task.name"))).items():
+        key = f"task.{option}"
+        value = config.get(key, usual)
+        if key not in varying and value != usual:
+            chosen.append(f"{key}={value}")
     values = {"training": " ".join(chosen)}
     if not is_hf_name(first.model):
         values["changed"] = _differences_from_shipped_model(config, varying)

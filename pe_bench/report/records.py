@@ -306,7 +306,7 @@ class TableKey:
     score_dtype: str
     model_sizes: str = ""  # its parameters, such as 0.8M or 0.3M to 0.8M; of an `hf:` model: Llama, 0.26M
     changed: str = ""  # how the model differs from the shipped model of its name, such as 2 layers of 96
-    training: str = ""  # values of `USUAL_TRAINING` that differ from the usual ones, such as optimizer=adamw
+    training: str = ""  # unusual values of training and of the task, such as optimizer=adamw
     slice: str = ALL  # the slice of the targets on which all numbers are measured
     judge: str = ""  # the run whose scores chose the targets of the slice `key`; else empty
     half: str = ""  # first or second, if only this half of the documents was scored

@@ -88,6 +88,14 @@ def test_what_is_not_learned_at_the_training_length_has_no_verdict_past_it_and_n
     assert "bits" not in text and all(len(line) <= 80 for line in text.splitlines())
 
 
+def test_the_title_has_the_tasks_options_that_are_not_those_of_its_file(tmp_path: Path) -> None:
+    run = add_task_run(tmp_path, "rope", {TRAINED: 1.0})
+    for symbols, shown in ((26, False), (12, True)):
+        (run / "config.yaml").write_text(f"task: {{name: copy, symbols: {symbols}}}\n", encoding="utf-8")
+        found = table(tmp_path)
+        assert ("steps with task.symbols=12 ·" in printed([found], 200)) == shown
+
+
 def test_few_examples_are_not_called_documents(tmp_path: Path) -> None:
     add_task_run(tmp_path, "rope", {TRAINED: 0.7}, examples=12)
     text = printed([table(tmp_path)], 80)
