@@ -255,15 +255,12 @@ def _chosen_values(rows: Sequence[Row], runs: ScoredRuns, varying: Sequence[str]
     first = rows[0]
     config = runs.folder_of(_as_first_stage(first, runs).run).flat_config
     chosen = []
-    for key, usual in USUAL_TRAINING.items():
+    task_options = shipped_task(str(config.get("task.name")))
+    usual_values = USUAL_TRAINING | {f"task.{option}": usual for option, usual in task_options.items()}
+    for key, usual in usual_values.items():
         value = config.get(key, usual)
         if key not in varying and value != usual:
             chosen.append(f"{key.removeprefix('train.')}={value}")
-    for option, usual in shipped_task(str(config.get("task.name"))).items():
-        key = f"task.{option}"
-        value = config.get(key, usual)
-        if key not in varying and value != usual:
-            chosen.append(f"{key}={value}")
     values = {"training": " ".join(chosen)}
     if not is_hf_name(first.model):
         values["changed"] = _differences_from_shipped_model(config, varying)
